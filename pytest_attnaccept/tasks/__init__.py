@@ -1,0 +1,8 @@
+"""Offline task families whose answers are known by construction: seeded, fitted to a length, the same everywhere."""
+
+from __future__ import annotations
+
+from pytest_attnaccept.tasks.families import Family, generate, task_families
+from pytest_attnaccept.tasks.items import KeySpan, Parameter, Question, TaskItem
+
+__all__ = ["Family", "KeySpan", "Parameter", "Question", "TaskItem", "generate", "task_families"]

@@ -1,0 +1,101 @@
+"""Which task families exist, what their parameters default to, and how one item of any of them is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pytest_attnaccept.errors import ContractError, UnknownNameError
+from pytest_attnaccept.tasks import kv_recall, needle, text, variable_tracking
+from pytest_attnaccept.tasks.items import Parameter, TaskItem
+
+__all__ = ["Family", "generate", "task_families"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One task family: what it asks of a model, its parameters, and the function that makes an item."""
+
+    name: str
+    summary: str
+    defaults: Mapping[str, Parameter]
+    make: Callable[..., TaskItem]
+
+
+_FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.name: family
+        for family in (
+            Family(
+                name="needle",
+                summary="find one number that was said once (length x depth)",
+                defaults=MappingProxyType(needle.DEFAULTS),
+                make=needle.needle,
+            ),
+            Family(
+                name="kv_recall",
+                summary="keep many key-value facts at once",
+                defaults=MappingProxyType(kv_recall.DEFAULTS),
+                make=kv_recall.kv_recall,
+            ),
+            Family(
+                name="variable_tracking",
+                summary="follow a chain of references to its first value",
+                defaults=MappingProxyType(variable_tracking.DEFAULTS),
+                make=variable_tracking.variable_tracking,
+            ),
+            Family(
+                name="text",
+                summary="predict words that depend on earlier mentions (perplexity)",
+                defaults=MappingProxyType(text.DEFAULTS),
+                make=text.text,
+            ),
+        )
+    }
+)
+
+
+def task_families() -> Mapping[str, Family]:
+    """All built-in families by name (read-only)."""
+    return _FAMILIES
+
+
+def generate(
+    task: str,
+    *,
+    fit: Callable[[str], int],
+    target_tokens: int,
+    seed: int,
+    index: int,
+    **parameters: Parameter,
+) -> TaskItem:
+    """Make one item of a family.
+
+    Parameters
+    ----------
+    task
+        Name of the family.
+    fit
+        Number of tokens that the tested tokenizer makes of a text, without special tokens.
+    target_tokens
+        Tokens of context + longest question + its answer (``text``: of the context alone). Never exceeded; at most 2 %
+        (or one shortest filler sentence, where that is more) are missing.
+    seed, index
+        With task and parameters they name the item: equal arguments give an equal item everywhere.
+    **parameters
+        Parameters of the family; its defaults are in ``task_families()[task].defaults``.
+    """
+    if task not in _FAMILIES:
+        raise UnknownNameError("task family", task, _FAMILIES)
+    family = _FAMILIES[task]
+    for name, value in parameters.items():
+        if name not in family.defaults:
+            raise UnknownNameError(f"parameter of {task}", name, family.defaults)
+        if type(value) is not type(family.defaults[name]):
+            raise ContractError(f"{task}: {name}={value!r} must be of type {type(family.defaults[name]).__name__}.")
+    if target_tokens < 1:
+        raise ContractError(f"{task}: target_tokens={target_tokens} must be positive.")
+    return family.make(
+        fit=fit, target_tokens=target_tokens, seed=seed, index=index, **{**family.defaults, **parameters}
+    )

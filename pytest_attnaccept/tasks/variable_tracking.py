@@ -1,0 +1,98 @@
+"""Can the model follow a chain of references? (`variable_tracking`: who works in the same city as whom)
+
+Each chain starts with a city and hands it on by name, link by link, in order but interleaved with the other chains; the
+question is about its last member, whose sentence names no city. The early link looks useless until then, which is what
+scores by past attention get wrong. Guessing among the cities of the context is right once in ``chains``.
+``ask="any"`` asks about members anywhere in their chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pytest_attnaccept.errors import ContractError
+from pytest_attnaccept.tasks.filler import FILLERS
+from pytest_attnaccept.tasks.fitting import Fact, compose
+from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.stream import Stream
+from pytest_attnaccept.tasks.words import CITIES, NAMES
+
+__all__ = ["DEFAULTS", "variable_tracking"]
+
+DEFAULTS: Final[dict[str, Parameter]] = {"chains": 4, "hops": 2, "questions": 4, "ask": "last", "filler": "varied"}
+
+
+def _check(chains: int, hops: int, questions: int, ask: str, filler: str) -> None:
+    if not 2 <= chains <= len(CITIES):
+        raise ContractError(f"variable_tracking: chains={chains} is outside 2..{len(CITIES)}.")
+    if hops < 0 or chains * (hops + 1) > len(NAMES):
+        raise ContractError(
+            f"variable_tracking: chains={chains} x (hops={hops} + 1) names are needed, {len(NAMES)} are known."
+        )
+    if ask not in ("last", "any"):
+        raise ContractError(f"variable_tracking: ask={ask!r} is unknown. Allowed: last, any.")
+    most = chains if ask == "last" else chains * (hops + 1)
+    if not 1 <= questions <= most:
+        raise ContractError(f"variable_tracking: questions={questions} is outside 1..{most} (ask={ask}).")
+    if filler not in FILLERS or filler == "chinese":
+        raise ContractError(f"variable_tracking: filler={filler!r} is unknown. Allowed: varied, repeat.")
+
+
+def variable_tracking(
+    *,
+    fit: Callable[[str], int],
+    target_tokens: int,
+    seed: int,
+    index: int,
+    chains: int,
+    hops: int,
+    questions: int,
+    ask: str,
+    filler: str,
+) -> TaskItem:
+    """One context with ``chains`` chains of ``hops`` references each, of which ``questions`` are asked."""
+    _check(chains, hops, questions, ask, filler)
+    parameters: dict[str, Parameter] = {
+        "target_tokens": target_tokens, "chains": chains, "hops": hops, "questions": questions, "ask": ask,
+        "filler": filler,
+    }  # fmt: skip
+    stream = Stream(seed, "variable_tracking", parameters, index)
+    cities = stream.sample(CITIES, chains)
+    names = stream.sample(NAMES, chains * (hops + 1))
+    members = [names[c * (hops + 1) : (c + 1) * (hops + 1)] for c in range(chains)]
+    facts: list[Fact] = []
+    for city, chain in zip(cities, members, strict=True):
+        # Links of a chain stay in order (a reader resolves each at once); chains are interleaved by their depths.
+        depths = [(link + stream.unit()) / (hops + 1) for link in range(hops + 1)]
+        facts.append(Fact(text=f"{chain[0]} works in {city}.", depth=depths[0]))
+        facts += [
+            Fact(text=f"{chain[link]} works in the same city as {chain[link - 1]}.", depth=depths[link])
+            for link in range(1, hops + 1)
+        ]
+    links = [hops] if ask == "last" else range(hops + 1)
+    asked = stream.sample([(c, link) for c in range(chains) for link in links], questions)
+    texts = [f" Where does {members[c][link]} work?" for c, link in asked]
+    prefixes = [f" {members[c][link]} works in" for c, link in asked]
+    endings = [f"{t}{p} {cities[c]}" for t, p, (c, _) in zip(texts, prefixes, asked, strict=True)]
+    layout = compose(facts, endings, stream=stream, fit=fit, target=target_tokens, filler=filler)
+    result = tuple(
+        Question(
+            text=text,
+            answer_prefix=prefix,
+            answer=f" {cities[c]}",
+            foils=tuple(f" {city}" for city in cities if city != cities[c]),
+            max_new_tokens=fit(f" {cities[c]}"),
+            depth=layout.spans[c * (hops + 1)].depth,
+        )
+        for text, prefix, (c, _) in zip(texts, prefixes, asked, strict=True)
+    )
+    chance = 1.0 / chains
+    return make_item(
+        task="variable_tracking",
+        context=layout.context,
+        questions=result,
+        key_spans=layout.spans,
+        chance=chance,
+        parameters=parameters,
+    )
