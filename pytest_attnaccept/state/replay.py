@@ -1,0 +1,238 @@
+"""What a cache did with a program: the first step at which it differs from the lists of tokens, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_attnaccept.errors import AcceptanceFailure, CandidateError
+from pytest_attnaccept.state.cache_contract import CacheContract, CacheFactory
+from pytest_attnaccept.state.cache_reference import Attended, Bank, View, aimed_queries, attend64
+from pytest_attnaccept.state.token_model import Op, TokenModel
+
+__all__ = ["Broken", "CacheReplay", "Observation", "run_program"]
+
+_WIDTH = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One wrong attend: what was asked, what came back, and the state that it should have seen."""
+
+    seq: int
+    queries: torch.Tensor
+    out: torch.Tensor
+    want: Attended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """The first step of a program at which the candidate broke its contract.
+
+    Attributes
+    ----------
+    kind
+        "value", "form" (shape, dtype, NaN), "memory" (MemoryError with room left) or "exception".
+    ratio
+        value: worst deviation over its bound; else infinity.
+    step
+        Index in the program that was executed.
+    """
+
+    kind: str
+    step: int
+    text: str
+    ratio: float = float("inf")
+    seen: Observation | None = None
+    error: BaseException | None = None
+
+
+class CacheReplay:
+    """Drives one fresh cache and the lists of tokens side by side.
+
+    The public methods are what `Measured.reproduce` prints; each raises `AcceptanceFailure` at the first difference::
+
+        run = CacheReplay(factory, make_cache_contract(...), seed=0)
+        run.append(0, 3)
+        run.fork(0, 1)
+        run.append(1, 1)
+        run.attend(0, 1)
+
+    Parameters
+    ----------
+    factory
+        Makes the cache under test.
+    contract
+        What it declares.
+    seed
+        Of keys, values and queries.
+    device
+        Where the candidate's tensors are.
+    """
+
+    def __init__(self, factory: CacheFactory, contract: CacheContract, *, seed: int = 0, device: str = "cpu") -> None:
+        self.contract = contract
+        self.device = device
+        self.bank = Bank(contract, seed)
+        self.model = TokenModel(contract)
+        self.worst = 0.0
+        self.attended = 0
+        self.refused = 0
+        self.controls = [0, 0]
+        self._seed = seed
+        self._cache: Any = factory()
+
+    def append(self, seq: int, count: int, *, loud: bool = False) -> None:
+        """Append `count` tokens to `seq`."""
+        self._or_raise(Op("append", seq, count, loud))
+
+    def attend(self, seq: int, count: int) -> None:
+        """Attend with the last `count` positions of `seq` and compare."""
+        self._or_raise(Op("attend", seq, int(count > 1)))
+
+    def fork(self, parent: int, child: int) -> None:
+        """Let `child` begin with everything that `parent` holds."""
+        self._or_raise(Op("fork", parent, child))
+
+    def free(self, seq: int) -> None:
+        """Forget `seq`."""
+        self._or_raise(Op("free", seq))
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Keep the first `length` tokens of `seq`."""
+        self._or_raise(Op("truncate", seq, length))
+
+    def step(self, op: Op, index: int = 0) -> Broken | None:
+        """Do one operation on both sides; return what broke, if anything did."""
+        if op.name == "attend":
+            return self._attend(op, index)
+        allowed = None
+        try:
+            self._call(op)
+        except MemoryError:
+            allowed = self.model.may_refuse(op)
+            if allowed:
+                self.refused += 1
+                return None
+            return Broken(kind="memory", step=index, text=self._memory_text(op))
+        except Exception as error:  # the candidate may raise anything; it is reported with its cause
+            return Broken(kind="exception", step=index, text=f"{type(error).__name__}: {error}", error=error)
+        self.model.apply(op)
+        return None
+
+    def _call(self, op: Op) -> None:
+        if op.name == "append":
+            start = self.model.next_token
+            tokens = list(range(start, start + op.arg))
+            if op.loud:
+                self.bank.loud.update(tokens)
+            else:
+                self.bank.loud.difference_update(tokens)
+            keys, values = self.bank.rows(tokens)
+            self._cache.append(op.seq, keys.to(self.device, copy=True), values.to(self.device, copy=True))
+        elif op.name == "free":
+            self._cache.free(op.seq)
+        else:
+            getattr(self._cache, op.name)(op.seq, op.arg)
+
+    def _attend(self, op: Op, index: int) -> Broken | None:
+        tokens = self.model.sequences[op.seq].tokens
+        count = self.model.queries(op)
+        rng = np.random.default_rng([self._seed, 1, index, self.attended])
+        queries = aimed_queries(self.bank, tokens, self._foreign(op.seq), count, rng)
+        self.attended += 1
+        try:
+            out = self._cache.attend(op.seq, queries.to(self.device, copy=True))
+        except MemoryError:
+            return Broken(kind="memory", step=index, text=f"attend({op.seq}) raised MemoryError; it needs no new page")
+        except Exception as error:  # as in step
+            return Broken(kind="exception", step=index, text=f"{type(error).__name__}: {error}", error=error)
+        form = _form_error(out, queries.shape, self.contract.dtype)
+        if form:
+            return Broken(kind="form", step=index, text=f"attend({op.seq}) returned {form}")
+        got = out.detach().to("cpu", torch.float64)
+        want = self.expected(queries, tokens)
+        self._control(queries, tokens, want)
+        return self._compare(Observation(seq=op.seq, queries=queries, out=got, want=want), index)
+
+    def expected(self, queries: torch.Tensor, tokens: Sequence[int], view: View | None = None) -> Attended:
+        """Return the reference for `queries` as the last positions of `tokens`."""
+        view = view or View(window=self.contract.window, sinks=self.contract.sink_tokens)
+        keys, values = self.bank.rows(tokens)
+        return attend64(queries, keys, values, view, self.contract.dtype)
+
+    def _compare(self, seen: Observation, index: int) -> Broken | None:
+        ratio = (seen.out - seen.want.out).abs() / seen.want.bound
+        worst = float(ratio.max())
+        if worst <= 1.0:
+            self.worst = max(self.worst, worst)
+            return None
+        head, row, _ = np.unravel_index(int(ratio.argmax()), tuple(ratio.shape))
+        length = self.model.length(seen.seq)
+        position = length - ratio.shape[1] + int(row)
+        page, slot = divmod(position, self.contract.page_size)
+        text = (
+            f"attend({seen.seq}): head {head}, position {position} of {length} (page {page}, slot {slot}) "
+            f"is off by {worst:.3g} times the allowed rounding"
+        )
+        return Broken(kind="value", step=index, text=text, ratio=worst, seen=seen)
+
+    def _control(self, queries: torch.Tensor, tokens: Sequence[int], want: Attended) -> None:
+        # The comparison counts only if it would have seen the last token replaced by another one (rule 3.7).
+        if self.attended % 8 or not tokens:
+            return
+        other = self.expected(queries, [*tokens[:-1], self.model.next_token + 1])
+        self.controls[1] += 1
+        self.controls[0] += int(bool(((other.out - want.out).abs() > 2 * want.bound).any()))
+
+    def _foreign(self, seq: int) -> list[int]:
+        """Return tokens that `seq` must not see: removed ones and those at the ends of its neighbours."""
+        own = set(self.model.sequences[seq].tokens)
+        lists = [tokens for _, _, tokens in self.model.ghosts[-3:]]
+        lists += [state.tokens for other, state in self.model.sequences.items() if other != seq]
+        return [token for tokens in lists[-6:] for token in tokens[-2:] if token not in own]
+
+    def _memory_text(self, op: Op) -> str:
+        after = self.model.copy()
+        after.apply(op)
+        return (
+            f"{op.name} on sequence {op.seq} raised MemoryError although {after.needed_pages()} of "
+            f"{self.contract.capacity_pages} pages are needed after it"
+        )
+
+    def _or_raise(self, op: Op) -> None:
+        broken = self.step(op)
+        if broken is None:
+            return
+        if broken.error is not None:
+            raise CandidateError(f"{op.name} raised {broken.text}") from broken.error
+        raise AcceptanceFailure(broken.text)
+
+
+def run_program(run: CacheReplay, program: Sequence[Op]) -> tuple[Broken | None, list[Op]]:
+    """Run every step that the contract allows at its time; return what broke first and the steps really done."""
+    done: list[Op] = []
+    for op in program:
+        if not run.model.valid(op):
+            continue
+        done.append(op)
+        broken = run.step(op, len(done) - 1)
+        if broken is not None:
+            return broken, done
+    return None, done
+
+
+def _form_error(out: object, shape: torch.Size, dtype: torch.dtype) -> str:
+    if not isinstance(out, torch.Tensor):
+        return f"{type(out).__name__}, not a tensor"
+    if out.shape != shape:
+        return f"shape {tuple(out.shape)}, not {tuple(shape)}"
+    if _WIDTH.get(out.dtype, 0) < _WIDTH[dtype]:
+        return f"dtype {out.dtype}, narrower than {dtype}"
+    if not bool(torch.isfinite(out).all()):
+        return "NaN or infinity from finite inputs"
+    return ""
