@@ -1,0 +1,310 @@
+"""The fixture object: what a test hands to `accept.<surface>(...)` is measured, judged and recorded here.
+
+Positions
+---------
+1. One call per test. The verdict leaves as `AcceptanceFailure` in the call phase; a test that swallows it still fails.
+2. Whatever the candidate raises is a FAIL with its traceback as the cause. A bad contract is the user's mistake and ends
+   as an error; an engine that cannot show what a check needs is INCOMPLETE. All three are recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from pytest_attnaccept.errors import (
+    AcceptanceFailure,
+    AttnAcceptError,
+    ContractError,
+    EngineError,
+    UnknownNameError,
+)
+from pytest_attnaccept.fingerprint import candidate_digest, package_versions
+from pytest_attnaccept.items import ItemSpec
+from pytest_attnaccept.measurement import Measured
+from pytest_attnaccept.records import Record
+from pytest_attnaccept.session import GateSession
+from pytest_attnaccept.taxonomy import Surface, Verdict
+from pytest_attnaccept.verdict import Decision, decide
+
+__all__ = ["Accept"]
+
+
+class Accept:
+    """What the fixture ``accept`` gives to a test.
+
+    Call exactly one of `kernel`, `cache`, `prefix_cache`, `decoder`, `model`. Each returns the `Decision` when the verdict
+    is green and raises `AcceptanceFailure` otherwise.
+    """
+
+    def __init__(self, gate: GateSession, spec: ItemSpec, load_model: Callable[[], Any], keep: str) -> None:
+        self._gate = gate
+        self._spec = spec
+        self._load_model = load_model
+        self._keep = keep
+        self.record: Record | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def check(self) -> str:
+        """Name of the check that this pytest item runs."""
+        return self._spec.planned.check
+
+    @property
+    def knobs(self) -> Mapping[str, Mapping[str, object]]:
+        """Knobs of every method of the stack, by method name."""
+        return {e.method.name: e.knobs for e in self._spec.stack}
+
+    # -- surfaces ---------------------------------------------------------------------------------------------------
+
+    def kernel(self, fn: Callable[..., Any], **contract: Any) -> Decision:
+        """Gate an attention function; keywords are the contract of DESIGN 4.2."""
+        __tracebackhide__ = True
+
+        def measure() -> Measured:
+            from pytest_attnaccept.kernel.contract import make_contract
+            from pytest_attnaccept.kernel.run import measure_kernel
+
+            declared = make_contract(**contract)
+            longest = int(str(self._spec.requirement.params.get("max_length", 8192)))
+            return measure_kernel(
+                self.check,
+                fn,
+                declared,
+                max_length=longest,
+                seed=self._seed,
+                device=self._device(contract.get("device")),
+                profile=self._spec.profile.name,
+            )
+
+        return self._run(Surface.KERNEL, fn, measure)
+
+    def cache(self, factory: Callable[[], Any], **contract: Any) -> Decision:
+        """Gate a stateful KV cache; keywords are the contract of DESIGN 4.3."""
+        __tracebackhide__ = True
+
+        def measure() -> Measured:
+            from pytest_attnaccept.state.cache import make_cache_contract, measure_cache
+
+            declared = make_cache_contract(**contract)
+            return measure_cache(
+                self.check, factory, declared, seed=self._seed, device=self._device(None), programs=self._programs()
+            )
+
+        return self._run(Surface.CACHE, factory, measure)
+
+    def prefix_cache(self, factory: Callable[[], Any], **contract: Any) -> Decision:
+        """Gate a prefix cache; keywords are the contract of DESIGN 4.4."""
+        __tracebackhide__ = True
+
+        def measure() -> Measured:
+            from pytest_attnaccept.state.prefix import make_prefix_contract, measure_prefix_cache
+
+            declared = make_prefix_contract(**contract)
+            return measure_prefix_cache(
+                self.check, factory, declared, seed=self._seed, device=self._device(None), programs=self._programs()
+            )
+
+        return self._run(Surface.PREFIX_CACHE, factory, measure)
+
+    def decoder(self, candidate: Callable[..., Any], *, target: Callable[..., Any], **contract: Any) -> Decision:
+        """Gate a decoder against the model it must follow; keywords are the contract of DESIGN 4.5."""
+        __tracebackhide__ = True
+
+        def measure() -> Measured:
+            from pytest_attnaccept.state.decoder import make_decoder_contract, measure_decoder
+
+            declared = make_decoder_contract(**contract)
+            return measure_decoder(
+                self.check,
+                candidate,
+                target,
+                declared,
+                seed=self._seed,
+                device=self._device(None),
+                profile=self._spec.profile.name,
+            )
+
+        return self._run(Surface.DECODER, candidate, measure)
+
+    def model(self, candidate: Any = None, baseline: Any = None) -> Decision:
+        """Gate a model with something changed (DESIGN 4.6).
+
+        Parameters
+        ----------
+        candidate, baseline
+            A transformers model, a SPEC, a `Candidate`, or a zero-argument callable returning one. Without a candidate
+            the marked methods are applied to the baseline; without a baseline ``--accept-model`` is loaded.
+        """
+        __tracebackhide__ = True
+        held: dict[str, Any] = {}
+
+        def measure() -> Measured:
+            session = held["session"] = self._model_session(candidate, baseline)
+            return session.measure(self.check, dict(self._spec.requirement.params))  # type: ignore[no-any-return]
+
+        def fingerprint() -> Mapping[str, str]:
+            return held["session"].fingerprint() if "session" in held else {}
+
+        return self._run(Surface.MODEL, candidate, measure, fingerprint)
+
+    # -- one run ----------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        surface: Surface,
+        candidate: Any,
+        measure: Callable[[], Measured],
+        fingerprint: Callable[[], Mapping[str, str]] | None = None,
+    ) -> Decision:
+        __tracebackhide__ = True
+        started = time.perf_counter()
+        early = self._before(surface)
+        if early is not None:
+            return self._end(early, Measured(), {}, started)
+        try:
+            measured = measure()
+        except ContractError as error:
+            self._note(Verdict.INCOMPLETE, f"bad contract, knobs or data: {error}", started)
+            self.failure = error
+            raise
+        except EngineError as error:
+            return self._end(_decision(Verdict.INCOMPLETE, str(error)), Measured(), {}, started, error)
+        except Exception as error:
+            cause = error.__cause__ or error
+            text = str(error) if isinstance(error, AttnAcceptError) else f"{type(error).__name__}: {error}"
+            return self._end(_decision(Verdict.FAIL, f"the candidate raised {text}"), Measured(), {}, started, cause)
+        decision = decide(
+            measured, self._spec.profile.limits, alpha=self._spec.profile.alpha, family=self._gate.family
+        )
+        bound = {
+            "candidate": candidate_digest(candidate),
+            "data": measured.data_digest,
+            "seed": str(self._seed),
+            "code": package_versions()["code"],
+            **{k: v for k, v in package_versions().items() if k in ("torch", "transformers")},
+            **(fingerprint() if fingerprint is not None else {"device": self._device(None)}),
+        }
+        return self._end(decision, measured, bound, started)
+
+    def _before(self, surface: Surface) -> Decision | None:
+        """Return a decision when nothing is to be measured: a wrong call, a missing check, no time left."""
+        if self.record is not None:
+            self.failure = AcceptanceFailure(
+                f"INVALID {self._spec.planned.id}: the test calls accept twice; one test gates one candidate"
+            )
+            raise self.failure
+        if surface is not self._spec.surface:
+            return _decision(
+                Verdict.FAIL,
+                f"the test calls accept.{surface.value}, but its checks were planned for accept.{self._spec.surface.value};"
+                f" add surface={surface.value!r} to the mark",
+            )
+        if not self._spec.requirement.exists:
+            return _decision(
+                Verdict.INCOMPLETE,
+                f"profile {self._spec.profile.name} requires {self.check}, which this version cannot measure",
+            )
+        if self._gate.out_of_time():
+            size = {k: v for k, v in self._spec.requirement.params.items() if k in ("documents", "contexts", "programs")}
+            needs = ", ".join(f"{k}={v}" for k, v in size.items()) or "one full measurement"
+            return _decision(Verdict.INCONCLUSIVE, f"the time budget (--accept-time) is used up; still needs {needs}")
+        return None
+
+    def _end(
+        self,
+        decision: Decision,
+        measured: Measured,
+        fingerprint: Mapping[str, str],
+        started: float,
+        cause: BaseException | None = None,
+    ) -> Decision:
+        __tracebackhide__ = True
+        self.record = self._gate.record(
+            self._spec,
+            decision,
+            fingerprint=fingerprint,
+            facts={f.name: f.value for f in measured.facts},
+            details=measured.details,
+            seconds=time.perf_counter() - started,
+        )
+        if decision.verdict.blocks:
+            self._raise(decision, cause)
+        return decision
+
+    def _raise(self, decision: Decision, cause: BaseException | None) -> NoReturn:
+        __tracebackhide__ = True
+        headline = self.record.headline if self.record is not None else decision.headline
+        text = f"{headline}\n{decision.body}" if decision.body else headline
+        self.failure = AcceptanceFailure(text)
+        raise self.failure from cause
+
+    def _note(self, verdict: Verdict, headline: str, started: float) -> None:
+        self.record = self._gate.record(
+            self._spec,
+            _decision(verdict, headline),
+            fingerprint={},
+            facts={},
+            details={},
+            seconds=time.perf_counter() - started,
+        )
+
+    # -- settings ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _seed(self) -> int:
+        return self._gate.options.seed
+
+    def _programs(self) -> int:
+        return int(str(self._spec.requirement.params.get("programs", 60)))
+
+    def _device(self, contract: object) -> str:
+        if contract is not None:
+            return str(contract)
+        if self._gate.options.device != "auto":
+            return self._gate.options.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def _model_session(self, candidate: Any, baseline: Any) -> Any:
+        from pytest_attnaccept.engines.session import open_session
+
+        if candidate is None and self._spec.checkpoint is not None:
+            candidate = self._spec.checkpoint
+        if baseline is None:
+            baseline = self._spec.model if self._spec.model is not None else self._load_model()
+        key = (self._keep, _same(candidate), _same(baseline))
+
+        def build() -> Any:
+            return open_session(
+                candidate=candidate,
+                baseline=baseline,
+                stack=[(e.method, e.knobs) for e in self._spec.stack],
+                device=self._device(None),
+                dtype=self._gate.options.dtype,
+                seed=self._seed,
+            )
+
+        return self._gate.shared(key, build)
+
+
+def _same(side: Any) -> object:
+    """Return what decides whether two calls of one test mean the same side: text, kind of callable, else identity."""
+    if side is None or isinstance(side, str):
+        return side
+    if isinstance(side, Mapping):
+        return str(sorted(side.items()))
+    if callable(side) and hasattr(side, "__qualname__"):
+        return side.__qualname__
+    return id(side)
+
+
+def _decision(verdict: Verdict, headline: str) -> Decision:
+    return Decision(verdict=verdict, headline=headline, metrics=())
+
+
+def unknown_surface(name: str) -> UnknownNameError:
+    """Return the error for ``accept.<name>``, with a suggestion."""
+    return UnknownNameError("method of the fixture accept", name, [s.value for s in Surface])

@@ -1,0 +1,89 @@
+"""``*.accept.yaml`` -> pytest items, through public pytest API only.
+
+A suite cell becomes ordinary `pytest.Function` items (one per check) whose function takes the fixture ``accept``; so
+fixtures, marks, ``-k``, ``-m``, ``--lf``, node ids and xdist work as for any test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_attnaccept.accept import Accept
+from pytest_attnaccept.errors import AttnAcceptError
+from pytest_attnaccept.glue import gate_of
+from pytest_attnaccept.items import ItemSpec, specs_of_test
+from pytest_attnaccept.plugin import SPEC
+from pytest_attnaccept.profiles import Profile, load_profile
+from pytest_attnaccept.suites import Suite, SuiteCell, load_suite
+from pytest_attnaccept.taxonomy import Surface
+
+__all__ = ["AcceptFile", "AcceptItem"]
+
+
+class AcceptItem(pytest.Function):
+    """One check of one suite cell."""
+
+    siblings: tuple[ItemSpec, ...] = ()
+    line: int = 0
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int, str]:
+        """Point reports and annotations at the stack's line in the suite file."""
+        return self.path, self.line - 1, self.name
+
+
+class AcceptFile(pytest.File):
+    """One suite file."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Yield the items of every cell; a broken file is one clean collection error."""
+        gate = gate_of(self.config)
+        try:
+            suite = load_suite(self.path, gate.registry)
+            profile = self._profile(suite, gate.profile)
+            cells = [(cell, self._specs(cell, profile)) for cell in suite.cells]
+        except AttnAcceptError as error:
+            raise self.CollectError(str(error)) from error
+        for cell, specs in cells:
+            for spec in specs:
+                yield self._item(cell, spec, specs)
+
+    def _profile(self, suite: Suite, session_profile: Profile) -> Profile:
+        """Return the profile of this suite: the command line's, else the file's own, with the file's limits."""
+        explicit = gate_of(self.config).options.explicit
+        base = session_profile
+        if suite.profile is not None and not explicit:
+            base = load_profile(suite.profile, f"{suite.file.name}: profile")
+        return base.with_overrides(limits=suite.limits, data=suite.data, max_tokens=suite.max_tokens)
+
+    def _specs(self, cell: SuiteCell, profile: Profile) -> tuple[ItemSpec, ...]:
+        gate = gate_of(self.config)
+        return specs_of_test(
+            cell=f"{self.nodeid}::{cell.name}",
+            stack=cell.stack,
+            surface=Surface.MODEL,
+            profile=profile,
+            options=gate.options,
+            source=Path(self.path),
+            where=f"{self.path.name}:{cell.line}",
+            model=cell.model,
+        )
+
+    def _item(self, cell: SuiteCell, spec: ItemSpec, specs: tuple[ItemSpec, ...]) -> AcceptItem:
+        item: AcceptItem = AcceptItem.from_parent(
+            self, name=f"{cell.name}[{spec.planned.check}]", callobj=_measure_cell
+        )
+        item.siblings, item.line = specs, cell.line
+        item.stash[SPEC] = spec
+        for entry in cell.stack:
+            knobs = {k: v for k, v in entry.knobs.items() if v is not None}
+            item.add_marker(getattr(pytest.mark, entry.method.kind.value)(method=entry.method.name, **knobs))
+        return item
+
+
+def _measure_cell(accept: Accept) -> None:
+    """Gate one suite cell: its methods are applied to its model column."""
+    accept.model()

@@ -1,0 +1,168 @@
+"""Plan and records -> the verdict of a run: every planned item must be there, fresh, and green.
+
+Positions
+---------
+1. The plan decides, not the records: what was planned and is not recorded is INCOMPLETE.
+2. A record whose static digest or measured weights differ from the plan's or its cell's is stale: INCOMPLETE.
+3. An item that was measured several times with equal fingerprints keeps its worst verdict, except that INCONCLUSIVE and
+   INCOMPLETE may be followed by a decision: re-running a FAIL until it passes would raise the error rate.
+4. A cell in which no item applies is INVALID: a test that can only be neutral gates nothing.
+5. FAIL is decided over the family: Holm over all recorded p-values at the profile's level may turn INCONCLUSIVE into FAIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_attnaccept.matrix import Plan, PlannedItem
+from pytest_attnaccept.records import Record
+from pytest_attnaccept.taxonomy import Verdict, worst_of
+
+__all__ = ["GateResult", "ItemResult", "judge"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemResult:
+    """The verdict of one planned item and the record it rests on."""
+
+    item: PlannedItem
+    verdict: Verdict
+    headline: str
+    record: Record | None = None
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """The verdict of a run.
+
+    Attributes
+    ----------
+    verdict
+        PASS only when every planned item is green or neutral and nothing is wrong with the run itself.
+    problems
+        What is wrong with the run as a whole (damaged records, no plan, partial selection).
+    """
+
+    verdict: Verdict
+    results: tuple[ItemResult, ...]
+    problems: tuple[str, ...]
+    profile: str
+    claim: str
+
+    @property
+    def blocking(self) -> tuple[ItemResult, ...]:
+        """Return the results that keep the run from passing, worst first."""
+        order = (Verdict.FAIL, Verdict.INVALID, Verdict.INCOMPLETE, Verdict.INCONCLUSIVE)
+        return tuple(sorted((r for r in self.results if r.verdict.blocks), key=lambda r: order.index(r.verdict)))
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many items ended with `verdict`."""
+        return sum(r.verdict is verdict for r in self.results)
+
+
+def judge(plan: Plan, records: Sequence[Record], problems: Iterable[str] = (), alpha: float = 0.05) -> GateResult:
+    """Compare what was recorded with what was planned."""
+    issues = list(problems)
+    by_item: dict[str, list[Record]] = {}
+    for record in records:
+        by_item.setdefault(record.item, []).append(record)
+    weights = _weights_of_cells(records)
+    results = [_item_result(item, by_item.get(item.id, []), weights) for item in plan.items]
+    results = _all_neutral_is_invalid(_holm_failures(results, alpha))
+    if not results:
+        issues.append("nothing was planned: an empty gate proves nothing")
+    verdict = worst_of([r.verdict for r in results])
+    if issues and not verdict.blocks:
+        verdict = Verdict.INCOMPLETE
+    if results and all(r.verdict is Verdict.NOT_APPLICABLE for r in results):
+        verdict = Verdict.INVALID
+    return GateResult(
+        verdict=verdict, results=tuple(results), problems=tuple(issues), profile=plan.profile, claim=plan.claim
+    )
+
+
+def _weights_of_cells(records: Sequence[Record]) -> dict[str, Record]:
+    """Return the newest record of each cell; its weights are the ones under test now."""
+    newest: dict[str, Record] = {}
+    for record in records:
+        if record.fingerprint.get("weights"):
+            newest[record.cell] = record
+    return newest
+
+
+def _item_result(item: PlannedItem, records: list[Record], newest: dict[str, Record]) -> ItemResult:
+    if not records:
+        why = "not measured" if item.exists else f"this version cannot measure {item.check}, and profile {item.profile} requires it"
+        return ItemResult(item=item, verdict=Verdict.INCOMPLETE, headline=f"INCOMPLETE {item.id}: {why}")
+    fresh = [r for r in records if not _stale(r, item, newest)]
+    if not fresh:
+        why = _stale(records[-1], item, newest)
+        return ItemResult(
+            item=item,
+            verdict=Verdict.INCOMPLETE,
+            headline=f"INCOMPLETE {item.id}: stale record ({why}); measure again",
+            attempts=len(records),
+        )
+    decided = [r for r in fresh if r.verdict not in (Verdict.INCONCLUSIVE, Verdict.INCOMPLETE)]
+    pool = decided or fresh
+    verdict = worst_of([r.verdict for r in pool])
+    record = next(r for r in reversed(pool) if r.verdict is verdict)
+    headline = record.headline if len(fresh) == 1 else f"{record.headline} ({len(fresh)} attempts, worst counts)"
+    return ItemResult(item=item, verdict=verdict, headline=headline, record=record, attempts=len(fresh))
+
+
+def _stale(record: Record, item: PlannedItem, newest: dict[str, Record]) -> str:
+    if record.static != item.static:
+        return "profile, parameters, code, device, dtype or seed changed"
+    current = newest.get(item.cell)
+    if current is not None:
+        for field in ("weights", "tokenizer"):
+            ours, theirs = record.fingerprint.get(field), current.fingerprint.get(field)
+            if ours and theirs and ours != theirs:
+                return f"{field} changed"
+    return ""
+
+
+def _holm_failures(results: list[ItemResult], alpha: float) -> list[ItemResult]:
+    """Turn INCONCLUSIVE into FAIL where Holm over the whole family rejects "within the margin"."""
+    tests = sorted(
+        (m.p_fail, index)
+        for index, r in enumerate(results)
+        if r.record is not None
+        for m in r.record.metrics
+        if m.p_fail is not None
+    )
+    failed: set[int] = set()
+    for rank, (p_value, index) in enumerate(tests):
+        if p_value > alpha / (len(tests) - rank):
+            break
+        failed.add(index)
+    out = []
+    for index, r in enumerate(results):
+        if index in failed and r.verdict is Verdict.INCONCLUSIVE:
+            text = r.headline.replace("INCONCLUSIVE", "FAIL", 1) + " (FAIL by Holm over the family)"
+            out.append(ItemResult(item=r.item, verdict=Verdict.FAIL, headline=text, record=r.record, attempts=r.attempts))
+        else:
+            out.append(r)
+    return out
+
+
+def _all_neutral_is_invalid(results: list[ItemResult]) -> list[ItemResult]:
+    cells: dict[str, list[ItemResult]] = {}
+    for result in results:
+        cells.setdefault(result.item.cell, []).append(result)
+    vacuous = {c for c, rs in cells.items() if all(r.verdict is Verdict.NOT_APPLICABLE for r in rs)}
+    return [
+        r
+        if r.item.cell not in vacuous
+        else ItemResult(
+            item=r.item,
+            verdict=Verdict.INVALID,
+            headline=f"INVALID {r.item.id}: no check of this test applies to its contract, so nothing was gated",
+            record=r.record,
+            attempts=r.attempts,
+        )
+        for r in results
+    ]

@@ -1,0 +1,114 @@
+"""Cells and the plan: what has to be measured, decided before anything is measured.
+
+A *cell* is one stack on one model column (or one marked test). A *planned item* is one check of one cell. The plan is a
+plain value that is written to disk next to the records, so that any later job can compare what was recorded with what
+was required, without pytest, torch or the test files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from pytest_attnaccept.errors import RecordError
+
+__all__ = ["Plan", "PlannedItem", "slug"]
+
+PLAN_SCHEMA = 1
+_ID_CHARS = "abcdefghijklmnopqrstuvwxyz0123456789._+-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedItem:
+    """One check of one cell.
+
+    Attributes
+    ----------
+    cell
+        Stable name of the cell: test id without the check, or suite path and cell name. Never a pytest node id.
+    static
+        Digest of everything about the item that is known before it runs (profile, params, files, versions, device,
+        dtype, seed). A record with another digest is stale.
+    exists
+        False when this version cannot measure the check; the item ends INCOMPLETE.
+    """
+
+    cell: str
+    check: str
+    kind: str
+    surface: str
+    methods: tuple[str, ...]
+    stack: str
+    reason: str
+    profile: str
+    exists: bool = True
+    params: Mapping[str, object] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    static: str = ""
+
+    @property
+    def id(self) -> str:
+        """Return ``cell[check]``, unique in a plan."""
+        return f"{self.cell}[{self.check}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Every planned item of a run, in order."""
+
+    items: tuple[PlannedItem, ...]
+    profile: str
+    claim: str = ""
+
+    def digest(self) -> str:
+        """Return a hash of the plan; equal on every worker and shard of one run."""
+        content = [[i.id, i.static] for i in sorted(self.items, key=lambda i: i.id)]
+        return hashlib.sha256(json.dumps([self.profile, content]).encode()).hexdigest()[:16]
+
+    def merged(self, other: Plan) -> Plan:
+        """Return both plans as one; an item in both is taken from `self`."""
+        known = {i.id for i in self.items}
+        return replace(self, items=self.items + tuple(i for i in other.items if i.id not in known))
+
+    def to_json(self) -> str:
+        """Return the plan as one JSON document."""
+        body = {
+            "schema": PLAN_SCHEMA,
+            "profile": self.profile,
+            "claim": self.claim,
+            "digest": self.digest(),
+            "items": [asdict(i) for i in self.items],
+        }
+        return json.dumps(body, ensure_ascii=False, indent=1, default=str)
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Plan:
+        """Read a plan; anything unreadable is an error, because a lost plan would make a run look complete."""
+        try:
+            body = json.loads(text)
+            if body["schema"] != PLAN_SCHEMA:
+                raise RecordError(f"{where}: plan schema {body['schema']!r}; this version reads {PLAN_SCHEMA}")
+            items = tuple(PlannedItem(**{**i, "methods": tuple(i["methods"])}) for i in body["items"])
+            return cls(items=items, profile=body["profile"], claim=body.get("claim", ""))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{where}: is not a plan of this package ({error})") from error
+
+
+def unique(items: Iterable[PlannedItem]) -> tuple[PlannedItem, ...]:
+    """Return the items without repeats, first one kept."""
+    seen: dict[str, PlannedItem] = {}
+    for item in items:
+        seen.setdefault(item.id, item)
+    return tuple(seen.values())
+
+
+def slug(text: str) -> str:
+    """Return `text` as an id: lower case, ``[a-z0-9._+-]`` only.
+
+    >>> slug("h2o(kv_budget=0.25)")
+    'h2o-kv-budget-0.25'
+    """
+    parts = "".join(c if c in _ID_CHARS else "-" for c in text.lower()).split("-")
+    return "-".join(p for p in parts if p)

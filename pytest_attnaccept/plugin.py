@@ -1,0 +1,253 @@
+"""The pytest hooks, as a table of contents; everything they do is in `glue`, which is loaded when the first mark is seen.
+
+An idle run (no profile, no mark, no suite) imports this file and the error tree, registers options and marks, and does
+nothing else: no output, no file, no torch, numpy, scipy or yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.accept import Accept
+
+SUITE_SUFFIX = ".accept.yaml"
+MARKS = ("exact", "approximate", "architecture", "optimization")
+GATE: pytest.StashKey[Any] = pytest.StashKey()
+RUN_ID: pytest.StashKey[str] = pytest.StashKey()
+SPEC: pytest.StashKey[Any] = pytest.StashKey()
+BROKEN: pytest.StashKey[str] = pytest.StashKey()
+HANDLE: pytest.StashKey[Any] = pytest.StashKey()
+
+
+# -- start ----------------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option group "attnaccept"; ini names are the options without dashes."""
+    group = parser.getgroup("attnaccept", "attention acceptance gate")
+    options = (
+        ("profile", "NAME|FILE", "gate under this profile (smoke, longctx, serving, edge, research, release, or a YAML file)"),
+        ("model", "SPEC", "baseline model of accept.model(): an embedded name (toy-gqa), smollm2-135m, a path or a Hub name"),
+        ("device", "DEVICE", "device to measure on (default: cuda if present, else cpu)"),
+        ("dtype", "DTYPE", "dtype of loaded models: float32, bfloat16 or float16 (default: float32 on cpu)"),
+        ("seed", "N", "seed of all generated data and item orders (default: 0)"),
+        ("out", "DIR", "folder of plan, records and verdict (default: .attnaccept)"),
+        ("time", "DURATION", "time budget such as 20m: worst cells first, what does not fit is INCONCLUSIVE"),
+        ("html", "FILE", "write a single-file HTML report"),
+    )
+    for name, metavar, text in options:
+        group.addoption(f"--accept-{name}", dest=f"attnaccept_{name}", metavar=metavar, default=None, help=text)
+        parser.addini(f"accept_{name}", help=text, default="")
+    for name, text in (
+        ("plan", "print the planned items with reasons, sample sizes, power and cost; run nothing"),
+        ("selftest", "run the gate's own known-bad and known-good controls instead of tests"),
+        ("resume", "count earlier records in --accept-out whose fingerprint is equal"),
+    ):
+        group.addoption(f"--accept-{name}", dest=f"attnaccept_{name}", action="store_true", default=False, help=text)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Offer the hooks that a project may implement."""
+    from pytest_attnaccept import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks; with a profile, check options and profile before anything is collected."""
+    for line in (
+        "exact(method, **knobs): the test gates an optimization that computes the same function (pytest-attnaccept)",
+        "approximate(method, **knobs): the test gates an optimization that drops or rounds information (pytest-attnaccept)",
+        "architecture(method, **knobs): the test gates another model architecture (pytest-attnaccept)",
+        "optimization(method, **knobs): like the other three; the kind is looked up in the registry (pytest-attnaccept)",
+    ):
+        config.addinivalue_line("markers", line)
+    if hasattr(config, "workerinput"):
+        config.stash[RUN_ID] = config.workerinput.get("attnaccept_run", "")
+        return
+    if _asked_for(config):
+        from pytest_attnaccept import glue
+
+        glue.configure(config)
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(_XdistHooks(), "attnaccept-xdist")
+
+
+def _asked_for(config: pytest.Config) -> bool:
+    """Whether an option or ini of ours is set: then its mistakes are reported before collection."""
+    names = ("profile", "model", "device", "dtype", "seed", "out", "time", "html", "plan", "selftest", "resume")
+    return any(config.getoption(f"attnaccept_{n}") for n in names) or any(config.getini(f"accept_{n}") for n in names[:8])
+
+
+class _XdistHooks:
+    """Registered only where xdist is present."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give every worker the name of the run."""
+        from pytest_attnaccept import glue
+
+        node.workerinput["attnaccept_run"] = glue.run_id(node.config)
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Run the self-test instead of tests when asked to."""
+    if config.getoption("attnaccept_selftest"):
+        from pytest_attnaccept import glue
+
+        return glue.selftest(config)
+    return None
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say one line when a profile is active."""
+    gate = config.stash.get(GATE, None)
+    if gate is None or not gate.options.explicit:
+        return None
+    options = gate.options
+    return f"attnaccept: profile {gate.profile.name}, model {options.model or '-'}, seed {options.seed}, out {options.out.name}"
+
+
+# -- collection -----------------------------------------------------------------------------------------------------------
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect ``*.accept.yaml``."""
+    if not file_path.name.endswith(SUITE_SUFFIX):
+        return None
+    from pytest_attnaccept.collect import AcceptFile
+
+    return AcceptFile.from_parent(parent, path=file_path)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one item per check for every test that takes ``accept``."""
+    if "accept" in metafunc.fixturenames:
+        from pytest_attnaccept import glue
+
+        glue.parametrize_checks(metafunc)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> Generator[None, Any, Any]:
+    """Attach to each item its check, and drop combinations that the item's own marks do not require."""
+    made = yield
+    if isinstance(made, list) and any("accept" in getattr(i, "fixturenames", ()) for i in made):
+        from pytest_attnaccept import glue
+
+        return glue.attach_specs(made)
+    return made
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note what is required before anything is deselected, and stop at mark mistakes."""
+    concerned = [i for i in items if SPEC in i.stash or BROKEN in i.stash or _has_method_mark(i)]
+    if concerned:
+        from pytest_attnaccept import glue
+
+        glue.note_required(config, items, concerned)
+
+
+def _has_method_mark(item: pytest.Item) -> bool:
+    return any(m.name in MARKS and "method" in m.kwargs for m in item.iter_markers())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Write the plan before the first item runs."""
+    gate = session.config.stash.get(GATE, None)
+    if gate is not None:
+        from pytest_attnaccept import glue
+
+        glue.collected(session, gate)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Under ``--accept-plan`` nothing runs."""
+    return True if session.config.getoption("attnaccept_plan") else None
+
+
+# -- one item -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail items with a mark mistake (seen here only under xdist), and forget properties of an earlier attempt."""
+    if BROKEN in item.stash:
+        pytest.fail(item.stash[BROKEN], pytrace=False)
+    if SPEC in item.stash:
+        item.user_properties[:] = [p for p in item.user_properties if not str(p[0]).startswith("attnaccept.")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """After the test: it must have called ``accept``, and a swallowed verdict still counts."""
+    if SPEC not in pyfuncitem.stash:
+        return (yield)
+    from pytest_attnaccept import glue
+
+    return (yield from glue.around_call(pyfuncitem))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Give a verdict its place: first line complete, ``<error>`` for a bad contract."""
+    report = yield
+    if SPEC in item.stash and call.excinfo is not None:
+        from pytest_attnaccept import glue
+
+        glue.shape_report(item, call, report)
+    return report
+
+
+@pytest.fixture
+def accept(request: pytest.FixtureRequest) -> Iterator[Accept]:
+    """Gate one candidate: call exactly one of accept.kernel, .cache, .prefix_cache, .decoder, .model."""
+    from pytest_attnaccept import glue
+
+    yield glue.make_accept(request)
+
+
+@pytest.fixture(scope="session")
+def accept_model(pytestconfig: pytest.Config) -> Any:
+    """Return the baseline model of ``--accept-model`` (with ``.model`` and ``.tokenizer``); override it in a conftest."""
+    from pytest_attnaccept import glue
+
+    return glue.load_accept_model(pytestconfig)
+
+
+# -- end ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    """Judge the run on the controller; under an explicit profile only PASS leaves exit status 0."""
+    if hasattr(session.config, "workerinput"):
+        return
+    if GATE in session.config.stash or RUN_ID in session.config.stash:
+        from pytest_attnaccept import glue
+
+        glue.finish(session, int(exitstatus))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the verdict first, then what blocks it."""
+    gate = config.stash.get(GATE, None)
+    if gate is not None and gate.result is not None:
+        from pytest_attnaccept import glue
+
+        glue.summarize(terminalreporter, gate)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Free the models of the last test."""
+    gate = config.stash.get(GATE, None)
+    if gate is not None:
+        gate.close()

@@ -1,0 +1,266 @@
+"""A profile is a deployment scenario: lengths, sample sizes, margins and what it may claim, read from YAML.
+
+A profile says how much is measured and where the limit is; *which* checks a kind needs is in `protocol`. Every limit
+names its origin; a number without one is refused, because nobody can later say whether it may be loosened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pytest_attnaccept.errors import SchemaError, UnknownNameError
+from pytest_attnaccept.strict_yaml import Node, load
+from pytest_attnaccept.taxonomy import Surface
+
+__all__ = ["BUILTIN_PROFILES", "Limit", "Profile", "data_dir", "load_profile", "parse_limit", "parse_limits"]
+
+BUILTIN_PROFILES = ("smoke", "longctx", "serving", "edge", "research", "release")
+_ORIGINS = ("policy", "derived", "measured")
+_CHECKS = {
+    "identity": ("tokens", "tier"),
+    "equality": ("tokens", "tier", "documents"),
+    "footprint": ("tier",),
+    "divergence": ("documents", "tier", "continuation"),
+    "perplexity": ("documents", "tier", "continuation"),
+    "needle": ("tiers", "contexts", "questions_per_context", "depths"),
+}
+_SURFACES = {
+    Surface.KERNEL: ("max_length",),
+    Surface.CACHE: ("programs",),
+    Surface.PREFIX_CACHE: ("programs",),
+    Surface.DECODER: ("samples",),
+}
+_PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
+LIMIT_NAMES = ("perplexity", "kl", "top1", "needle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The largest loss that may ship, fixed before the data.
+
+    Attributes
+    ----------
+    max
+        Margin in the unit of the metric (fraction of answers, relative perplexity increase, nats).
+    origin
+        "policy: ...", "derived: ..." or "measured: ...".
+    loosened_from
+        The profile's own limit when a suite or mark sets a larger one; shown in every report.
+    """
+
+    max: float
+    origin: str
+    loosened_from: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One deployment scenario.
+
+    Attributes
+    ----------
+    claim
+        What a PASS under this profile means, in words.
+    advice
+        Components that this scenario usually ships with; printed in the plan, never part of a verdict.
+    alpha
+        One-sided error of each PASS.
+    discordance
+        Share of answers that a harmless change flips, for planning.
+    checks
+        Settings of the model-level checks that this profile runs.
+    surfaces
+        Settings of kernel, cache, prefix-cache and decoder checks.
+    performance
+        Performance checks that this scenario requires.
+    max_tokens
+        Cap of every model-level length, or None.
+    """
+
+    name: str
+    title: str
+    claim: str
+    scenario: str
+    advice: tuple[str, ...]
+    alpha: float
+    discordance: float
+    checks: Mapping[str, Mapping[str, object]]
+    surfaces: Mapping[Surface, Mapping[str, object]]
+    limits: Mapping[str, Limit]
+    performance: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+
+    def check_params(self, check: str) -> Mapping[str, object]:
+        """Return the settings a model-level check is run with, data source and cap included."""
+        params = dict(self.checks.get(check, {}))
+        if self.max_tokens is not None:
+            params["max_tokens"] = self.max_tokens
+        if "text" in self.data and check in ("divergence", "perplexity", "identity", "equality"):
+            params["text"] = self.data["text"]
+        return params
+
+    def surface_params(self, surface: Surface) -> Mapping[str, object]:
+        """Return the settings of a surface other than the model."""
+        return self.surfaces.get(surface, {})
+
+    def with_overrides(
+        self, *, limits: Mapping[str, Limit] | None = None, data: Mapping[str, str] | None = None, max_tokens: int | None = None
+    ) -> Profile:
+        """Return the profile with a suite's or mark's limits; a larger limit remembers what it replaced."""
+        merged = dict(self.limits)
+        for name, limit in (limits or {}).items():
+            own = self.limits.get(name)
+            loosened = own is not None and limit.max > own.max
+            merged[name] = replace(limit, loosened_from=own.max if loosened and own is not None else None)
+        return replace(
+            self,
+            limits=merged,
+            data={**self.data, **(data or {})},
+            max_tokens=max_tokens if max_tokens is not None else self.max_tokens,
+        )
+
+    def digest(self) -> str:
+        """Return a hash of everything that a verdict depends on (not the words)."""
+        content = {
+            "alpha": self.alpha,
+            "checks": {k: dict(v) for k, v in self.checks.items()},
+            "surfaces": {k.value: dict(v) for k, v in self.surfaces.items()},
+            "limits": {k: v.max for k, v in self.limits.items()},
+            "performance": list(self.performance),
+            "max_tokens": self.max_tokens,
+            "data": dict(self.data),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def data_dir(name: str) -> Path:
+    """Return the folder ``suites`` or ``models`` that ships with the package, in a wheel or a checkout."""
+    inside = Path(__file__).parent / "_data" / name
+    if inside.is_dir():
+        return inside
+    checkout = Path(__file__).parent.parent
+    return checkout / "suites" if name == "suites" else checkout / "fixtures" / "models"
+
+
+def load_profile(name: str, where: str = "--accept-profile") -> Profile:
+    """Return the built-in profile `name`, or the one in the YAML file `name`."""
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise SchemaError(f"{where}: profile file {name} does not exist")
+        return parse_profile(load(path))
+    if name not in BUILTIN_PROFILES:
+        raise UnknownNameError("profile", name, BUILTIN_PROFILES, where)
+    return parse_profile(load(data_dir("suites") / "profiles" / f"{name}.yaml"))
+
+
+def parse_profile(node: Node) -> Profile:
+    """Turn a strict YAML mapping into a profile."""
+    keys = ("schema", "name", "title", "claim", "scenario", "advice", "alpha", "discordance", "checks", "limits")
+    node.only([*keys, "performance", "max_tokens", "data", *(s.value for s in _SURFACES)])
+    if node.typed("schema", int, required=True) != 1:
+        raise node.error("schema: this version reads schema 1", "schema")
+    checks_node = node.typed("checks", dict, Node(node.file, node.line))
+    checks_node.only(_CHECKS)
+    performance = _strings(node, "performance")
+    for name in performance:
+        if name not in _PERFORMANCE:
+            raise UnknownNameError("performance check", name, _PERFORMANCE, node.where("performance"))
+    return Profile(
+        name=node.typed("name", str, required=True),
+        title=node.typed("title", str, ""),
+        claim=" ".join(node.typed("claim", str, required=True).split()),
+        scenario=" ".join(node.typed("scenario", str, "").split()),
+        advice=_strings(node, "advice"),
+        alpha=_probability(node, "alpha", 0.05),
+        discordance=_probability(node, "discordance", 0.04),
+        checks={name: _settings(checks_node, name, _CHECKS[name]) for name in checks_node},
+        surfaces={s: _settings(node, s.value, allowed) for s, allowed in _SURFACES.items() if s.value in node},
+        limits=parse_limits(node),
+        performance=performance,
+        max_tokens=node.typed("max_tokens", int),
+        data=parse_data(node),
+        file=node.file,
+    )
+
+
+def parse_limits(node: Node, key: str = "limits") -> dict[str, Limit]:
+    """Read ``limits:``; each is ``{max: 0.05, origin: "policy: ..."}``."""
+    if key not in node:
+        return {}
+    limits: Node = node.typed(key, dict)
+    limits.only(LIMIT_NAMES)
+    result: dict[str, Limit] = {}
+    for name in limits:
+        entry = limits[name]
+        if not isinstance(entry, dict):
+            raise limits.error(f'{name}: {entry!r} must be a mapping such as {{max: 0.05, origin: "policy: ..."}}', name)
+        result[name] = parse_limit(name, entry, limits.where(name))
+    return result
+
+
+def parse_limit(name: str, entry: Mapping[str, object], where: str) -> Limit:
+    """Check one limit; used for YAML and for the ``limits=`` of a mark."""
+    for key in entry:
+        if key not in ("max", "origin"):
+            raise UnknownNameError(f"key of limit {name}", str(key), ("max", "origin"), where)
+    value = entry.get("max")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise SchemaError(f"{where}: limit {name}: max={value!r} must be a number in (0, 1]")
+    origin = entry.get("origin")
+    if not isinstance(origin, str) or origin.split(":")[0].strip() not in _ORIGINS:
+        raise SchemaError(
+            f"{where}: limit {name} needs origin: \"policy: ...\", \"derived: ...\" or \"measured: ...\";"
+            " a limit that nobody can trace is refused"
+        )
+    return Limit(max=float(value), origin=origin)
+
+
+def parse_data(node: Node) -> dict[str, str]:
+    """Read ``data: {text: FILE}``; a relative path is taken from the YAML file's folder."""
+    if "data" not in node:
+        return {}
+    data: Node = node.typed("data", dict)
+    data.only(("text",))
+    text = data.typed("text", str, required=True)
+    if text == "builtin":
+        return {"text": text}
+    path = Path(text).expanduser()
+    path = path if path.is_absolute() else Path(node.file).parent / path
+    if not path.is_file():
+        raise data.error(f"text: {path} does not exist", "text")
+    return {"text": str(path)}
+
+
+def _settings(node: Node, key: str, allowed: tuple[str, ...]) -> dict[str, object]:
+    if node[key] is None:
+        return {}
+    settings: Node = node.typed(key, dict)
+    settings.only(allowed)
+    for name, value in settings.items():
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
+                raise settings.error(f"{name}: {value!r} must be a positive number", name)
+    return dict(settings)
+
+
+def _strings(node: Node, key: str) -> tuple[str, ...]:
+    values = node.typed(key, list, [])
+    for value in values:
+        if not isinstance(value, str):
+            raise node.error(f"{key}: {value!r} must be text", key)
+    return tuple(values)
+
+
+def _probability(node: Node, key: str, default: float) -> float:
+    value = node.typed(key, float, default)
+    if not 0 < value < 0.5:
+        raise node.error(f"{key}: {value!r} must lie in (0, 0.5)", key)
+    return float(value)

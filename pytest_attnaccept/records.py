@@ -1,0 +1,174 @@
+"""What one item measured, as one JSON line that is on disk before the next item starts.
+
+Positions
+---------
+1. A line is flushed and fsynced: a worker that dies later loses nothing that was measured.
+2. JSON has no NaN: a number that is not finite is written as text and was already judged a failure.
+3. Reading is strict: a damaged line is reported, and the item it belonged to counts as not measured. The one exception
+   is a last line without newline, which is what a killed process leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pytest_attnaccept.errors import RecordError
+from pytest_attnaccept.taxonomy import Verdict
+
+__all__ = ["Metric", "Record", "RecordWriter", "plain", "read_file", "read_records", "write_atomically"]
+
+RECORD_SCHEMA = 1
+RECORD_GLOB = "records.*.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One gated quantity of a record; numbers that were not measured are None and are omitted from JUnit."""
+
+    name: str
+    verdict: str
+    effect: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    n: int | None = None
+    limit: float | None = None
+    unit: str = ""
+    origin: str = ""
+    loosened_from: float | None = None
+    p_pass: float | None = None
+    p_fail: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One item's evidence.
+
+    Attributes
+    ----------
+    static
+        The plan's digest of the item at the time of measuring; unequal to the plan's own means stale.
+    fingerprint
+        Weights, tokenizer, data, code, device, dtype, seed as measured.
+    attempt
+        1 for the first measurement of this item in this output folder, counted on.
+    """
+
+    item: str
+    cell: str
+    check: str
+    kind: str
+    surface: str
+    stack: str
+    methods: tuple[str, ...]
+    profile: str
+    verdict: Verdict
+    headline: str
+    run_id: str
+    static: str
+    reason: str = ""
+    metrics: tuple[Metric, ...] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    attempt: int = 1
+    worker: str = "main"
+    time: str = ""
+
+    def to_line(self) -> str:
+        """Return the record as one line of JSON."""
+        body = {"schema": RECORD_SCHEMA, **asdict(self), "verdict": self.verdict.value}
+        return json.dumps(plain(body), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_line(cls, line: str, where: str) -> Record:
+        """Read one line."""
+        try:
+            body = json.loads(line)
+            schema = body.pop("schema")
+            if schema != RECORD_SCHEMA:
+                raise RecordError(f"{where}: record schema {schema!r}; this version reads {RECORD_SCHEMA}")
+            body["verdict"] = Verdict(body["verdict"])
+            body["methods"] = tuple(body["methods"])
+            body["metrics"] = tuple(Metric(**m) for m in body["metrics"])
+            return cls(**body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"{where}: is not a record of this package ({error})") from error
+
+
+class RecordWriter:
+    """Appends records to ``records.<worker>.jsonl`` of one output folder."""
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        self.path = folder / f"records.{worker}.jsonl"
+
+    def append(self, record: Record) -> None:
+        """Write one record so that it survives the death of this process."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(record.to_line() + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def read_records(folder: Path, problems: list[str] | None = None) -> list[Record]:
+    """Return every record in `folder` (not below it), oldest first; unreadable lines are appended to `problems`."""
+    found = [] if problems is None else problems
+    records = [r for path in sorted(folder.glob(RECORD_GLOB)) for r in read_file(path, found)]
+    return sorted(records, key=lambda r: r.time)
+
+
+def read_file(path: Path, problems: list[str]) -> list[Record]:
+    """Return the records of one file; unreadable lines are appended to `problems`."""
+    records: list[Record] = []
+    for line, where in _lines(path):
+        try:
+            records.append(Record.from_line(line, where))
+        except RecordError as error:
+            problems.append(str(error))
+    return records
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield line, f"{path}:{number}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new content, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:6]}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def plain(value: object) -> object:
+    """Return `value` made of str, int, float, bool, None, lists and dicts only (what xdist and JSON can carry)."""
+    if value is None or isinstance(value, (str, bool)):
+        return str(value) if isinstance(value, str) and type(value) is not str else value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else repr(float(value))
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(v) for v in value]
+    item = getattr(value, "item", None)  # numpy and torch scalars
+    if callable(item) and getattr(value, "ndim", 1) == 0:
+        return plain(item())
+    return str(value)

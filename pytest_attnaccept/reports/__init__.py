@@ -1,0 +1,1 @@
+"""Views of a verdict: terminal, JUnit properties, plan, HTML page."""

@@ -1,0 +1,59 @@
+"""The end of a run in the terminal: verdict first, then what blocks it, worst first, then what to run next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_attnaccept.completeness import GateResult, ItemResult
+from pytest_attnaccept.taxonomy import Verdict
+
+__all__ = ["summary_lines"]
+
+MOST_SHOWN = 20
+
+
+def summary_lines(result: GateResult, *, explicit: bool, out: Path, quality_only: bool) -> list[tuple[str, bool | None]]:
+    """Return ``(line, good)``; good is True for green, False for red, None for plain text."""
+    lines: list[tuple[str, bool | None]] = []
+    good = result.verdict is Verdict.PASS
+    if explicit:
+        lines.append((f"GATE {result.verdict.value} under profile {result.profile}: {_counts(result)}", good))
+    else:
+        missing = result.count(Verdict.INCOMPLETE)
+        lines.append((f"no gate: {missing} of {len(result.results)} items not run ({_counts(result)})", None))
+    lines += [(f"  problem: {text}", False) for text in result.problems]
+    blocking = result.blocking
+    lines += [(f"  {_short(r)}", False) for r in blocking[:MOST_SHOWN]]
+    if len(blocking) > MOST_SHOWN:
+        lines.append((f"  ... and {len(blocking) - MOST_SHOWN} more in {out.name}/verdict.json", False))
+    lines += [(f"  note: {text}", None) for text in _notes(result)]
+    if explicit and good:
+        lines.append((f"claim: {result.claim}", None))
+    if explicit and quality_only:
+        lines.append(("quality gate only: performance is not part of this profile's verdict", None))
+    return lines
+
+
+def _counts(result: GateResult) -> str:
+    total = len(result.results)
+    parts = [f"{result.count(Verdict.PASS)} of {total} items PASS"]
+    for verdict in Verdict:
+        if verdict is not Verdict.PASS and result.count(verdict):
+            parts.append(f"{result.count(verdict)} {verdict.value}")
+    return ", ".join(parts)
+
+
+def _short(result: ItemResult) -> str:
+    text = result.headline
+    return text if len(text) <= 480 else text[:477] + "..."
+
+
+def _notes(result: GateResult) -> list[str]:
+    notes = []
+    for r in result.results:
+        for metric in r.record.metrics if r.record else ():
+            if metric.loosened_from is not None:
+                notes.append(
+                    f"{r.item.id}: limit of {metric.name} loosened from {metric.loosened_from:g} to {metric.limit:g} ({metric.origin})"
+                )
+    return notes

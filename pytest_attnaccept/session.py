@@ -1,0 +1,196 @@
+"""The state of one gated pytest session: profile, plan, records, and the verdict at the end.
+
+One object per `pytest.Config`, kept in its stash (nested sessions never share it) and created only when the first mark,
+suite or profile is seen. Pytest itself is not imported here: hooks hand over plain values.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pytest_attnaccept.completeness import GateResult, judge
+from pytest_attnaccept.errors import UsageError
+from pytest_attnaccept.items import ItemSpec
+from pytest_attnaccept.matrix import Plan, PlannedItem, unique
+from pytest_attnaccept.options import Options
+from pytest_attnaccept.profiles import Profile, load_profile
+from pytest_attnaccept.records import Record, RecordWriter, write_atomically
+from pytest_attnaccept.registry import Registry
+from pytest_attnaccept.shards import Shards
+from pytest_attnaccept.taxonomy import Verdict
+from pytest_attnaccept.verdict import Decision
+
+__all__ = ["GateSession", "new_run_id"]
+
+STATISTICAL = ("divergence", "perplexity", "needle")
+
+
+def new_run_id() -> str:
+    """Return a name for one pytest session, sortable by time."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+
+
+class GateSession:
+    """Profile, plan and records of one pytest session.
+
+    Parameters
+    ----------
+    options
+        What the command line and ini say.
+    registry
+        Methods known to this session.
+    run_id, worker
+        Name of the run (given by the controller under xdist) and of this process.
+    partial
+        Why this run can only see a part of the plan ("" when it sees all of it).
+    """
+
+    def __init__(
+        self, options: Options, registry: Registry, *, run_id: str, worker: str = "main", partial: str = ""
+    ) -> None:
+        self.options = options
+        self.registry = registry
+        self.run_id = run_id
+        self.worker = worker
+        self.partial = partial
+        self.profile: Profile = load_profile(options.profile)
+        self.planned: list[PlannedItem] = []
+        self.usage_errors: list[str] = []
+        self.shards = Shards(options.out, run_id=run_id, resume=options.resume)
+        self._writer = RecordWriter(options.out, f"{run_id}.{worker}")
+        self._started = time.monotonic()
+        self._open: tuple[object, Any] | None = None
+        self.result: GateResult | None = None
+        self.recorded: list[Record] = []
+
+    # -- plan -------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """Return everything that this process knows to be required."""
+        return Plan(items=unique(self.planned), profile=self.profile.name, claim=self.profile.claim)
+
+    @property
+    def family(self) -> int:
+        """How many planned items rest on a statistical test."""
+        return sum(i.check.split("-")[0] in STATISTICAL for i in unique(self.planned))
+
+    def write_plan(self) -> None:
+        """Put the plan on disk before anything is measured."""
+        if self.planned:
+            self.shards.write_plan(self.plan(), self.worker)
+
+    # -- one item ---------------------------------------------------------------------------------------------------
+
+    def out_of_time(self) -> bool:
+        """Whether the time budget is used up."""
+        return self.options.time_s is not None and time.monotonic() - self._started > self.options.time_s
+
+    def record(
+        self,
+        spec: ItemSpec,
+        decision: Decision,
+        *,
+        fingerprint: Mapping[str, str],
+        facts: Mapping[str, object],
+        details: Mapping[str, object],
+        seconds: float,
+    ) -> Record:
+        """Write one item's evidence and return it."""
+        planned = spec.planned
+        record = Record(
+            item=planned.id,
+            cell=planned.cell,
+            check=planned.check,
+            kind=planned.kind,
+            surface=planned.surface,
+            stack=planned.stack,
+            methods=planned.methods,
+            profile=planned.profile,
+            verdict=decision.verdict,
+            headline=f"{decision.verdict.value} {planned.id}: {decision.headline}",
+            run_id=self.run_id,
+            static=planned.static,
+            reason=planned.reason,
+            metrics=decision.metrics,
+            facts=facts,
+            details=details,
+            fingerprint=fingerprint,
+            seconds=round(seconds, 3),
+            attempt=1 + sum(r.item == planned.id for r in self.recorded),
+            worker=self.worker,
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
+        )
+        self._writer.append(record)
+        self.recorded.append(record)
+        return record
+
+    def earlier(self, item: str, static: str) -> Record | None:
+        """Return the newest earlier record of `item` that is not stale, when this run resumes one."""
+        if not self.options.resume:
+            return None
+        records = [r for r in self.shards.earlier_records() if r.item == item and r.static == static]
+        decided = [r for r in records if r.verdict in (Verdict.PASS, Verdict.FAIL, Verdict.NOT_APPLICABLE, Verdict.INVALID)]
+        return decided[-1] if decided else None
+
+    def shared(self, key: object, build: Callable[[], Any]) -> Any:
+        """Return what `build` makes, kept for as long as the key stays the same (models are large: one at a time)."""
+        if self._open is not None and self._open[0] == key:
+            return self._open[1]
+        self.close()
+        self._open = (key, build())
+        return self._open[1]
+
+    def close(self) -> None:
+        """Free the models of the last test."""
+        if self._open is not None:
+            held, self._open = self._open[1], None
+            held.close()
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self, selected: Sequence[str] | None = None) -> GateResult:
+        """Judge the run from what is on disk, and remember the result.
+
+        Parameters
+        ----------
+        selected
+            Ids of the items that pytest was going to run, for the line about deselected items; None when unknown.
+        """
+        problems = list(self.usage_errors)
+        if self.partial and not self.options.resume:
+            problems.append(self.partial)
+        plan, records, more = self.shards.collect(fallback=self.plan())
+        self.result = judge(plan, records, [*problems, *more], alpha=self.profile.alpha)
+        if plan.items:
+            self.shards.drop_older_runs()
+            self._write_summary()
+        return self.result
+
+    def _write_summary(self) -> None:
+        if self.result is None:
+            return
+        body = {
+            "schema": 1,
+            "run_id": self.run_id,
+            "profile": self.result.profile,
+            "claim": self.result.claim,
+            "verdict": self.result.verdict.value,
+            "explicit": self.options.explicit,
+            "problems": list(self.result.problems),
+            "items": [
+                {"item": r.item.id, "verdict": r.verdict.value, "headline": r.headline, "attempts": r.attempts}
+                for r in self.result.results
+            ],
+        }
+        write_atomically(self.options.out / "verdict.json", json.dumps(body, ensure_ascii=False, indent=1))
+
+    def raise_usage_errors(self) -> None:
+        """Raise everything that is wrong with marks and suites as one error."""
+        if self.usage_errors:
+            raise UsageError("\n".join(dict.fromkeys(self.usage_errors)))

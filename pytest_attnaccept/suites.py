@@ -1,0 +1,222 @@
+"""A suite file -> cells: model columns, factors with their options, and the stacks that a release ships.
+
+Positions
+---------
+1. Every shipped stack is a cell on every model column, and so is each lossy member of a stack of several (errors
+   compound, and without the single losses nobody can say which member costs what).
+2. The schema is strict: an unknown key, a factor option that nothing ships, a shipped option that does not exist and a
+   limit without origin are errors with file:line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_attnaccept.errors import SchemaError, UnknownNameError
+from pytest_attnaccept.matrix import slug
+from pytest_attnaccept.profiles import Limit, parse_data, parse_limits
+from pytest_attnaccept.protocol import StackEntry
+from pytest_attnaccept.registry import Registry, check_knobs
+from pytest_attnaccept.strict_yaml import Node, load
+from pytest_attnaccept.taxonomy import Kind
+
+__all__ = ["Suite", "SuiteCell", "load_suite"]
+
+_KEYS = ("schema", "title", "profile", "models", "factors", "ships", "limits", "data", "max_tokens", "logs")
+_MODEL_KEYS = ("spec", "revision", "dtype", "device_map", "attn_implementation", "trust_remote_code", "tokenizer")
+_LOG_KEYS = ("baseline", "candidate", "metric", "method", "margin", "origin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteCell:
+    """One stack on one model column.
+
+    Attributes
+    ----------
+    name
+        Id of the cell inside its suite ("gqa.production", "gqa.only-kv8").
+    line
+        Line of the stack in the file, for annotations.
+    """
+
+    name: str
+    stack: tuple[StackEntry, ...]
+    model: str | Mapping[str, object]
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCell:
+    """Two recorded lm-eval sample logs (or NLL tables) that are compared instead of a model."""
+
+    name: str
+    baseline: Path
+    candidate: Path
+    metric: str | None
+    stack: tuple[StackEntry, ...]
+    limit: Limit
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """The content of one ``*.accept.yaml``."""
+
+    file: Path
+    title: str
+    profile: str | None
+    cells: tuple[SuiteCell, ...]
+    logs: tuple[LogCell, ...]
+    limits: Mapping[str, Limit]
+    data: Mapping[str, str]
+    max_tokens: int | None
+
+
+def load_suite(path: Path, registry: Registry) -> Suite:
+    """Read one suite file."""
+    node = load(path)
+    node.only(_KEYS)
+    if node.typed("schema", int, required=True) != 1:
+        raise node.error("schema: this version reads schema 1", "schema")
+    logs = _logs(node, registry)
+    cells = _cells(node, registry) if ("models" in node or "ships" in node or not logs) else ()
+    return Suite(
+        file=path,
+        title=node.typed("title", str, ""),
+        profile=node.typed("profile", str),
+        cells=cells,
+        logs=logs,
+        limits=parse_limits(node),
+        data=parse_data(node),
+        max_tokens=node.typed("max_tokens", int),
+    )
+
+
+def _cells(node: Node, registry: Registry) -> tuple[SuiteCell, ...]:
+    models = _models(node)
+    factors = _factors(node, registry)
+    ships: Node = node.typed("ships", dict, required=True)
+    if not ships:
+        raise node.error("ships: names no stack; a suite that ships nothing gates nothing", "ships")
+    stacks = {name: _stack(ships, name, factors) for name in ships}
+    _refuse_unused(node, factors, ships)
+    cells: dict[str, SuiteCell] = {}
+    for column, model in models.items():
+        for name, stack in stacks.items():
+            full = f"{slug(column)}.{slug(name)}"
+            cells[full] = SuiteCell(name=full, stack=stack, model=model, line=ships.lines[name])
+        for name, stack in stacks.items():
+            lossy = [e for e in stack if e.method.kind is not Kind.EXACT]
+            for entry in lossy if len(stack) > 1 else []:
+                alone = f"{slug(column)}.only-{slug(entry.label)}"
+                cells.setdefault(alone, SuiteCell(name=alone, stack=(entry,), model=model, line=ships.lines[name]))
+    return tuple(cells.values())
+
+
+def _models(node: Node) -> dict[str, str | Mapping[str, object]]:
+    models: Node = node.typed("models", dict, required=True)
+    if not models:
+        raise node.error("models: names no model", "models")
+    result: dict[str, str | Mapping[str, object]] = {}
+    for name, entry in models.items():
+        if isinstance(entry, str):
+            result[name] = entry
+        elif isinstance(entry, Node):
+            entry.only(_MODEL_KEYS)
+            entry.typed("spec", str, required=True)
+            entry.typed("trust_remote_code", bool, False)
+            result[name] = dict(entry)
+        else:
+            raise models.error(f"{name}: {entry!r} must be a model spec or {{spec: ..., dtype: ...}}", name)
+    return result
+
+
+def _factors(node: Node, registry: Registry) -> dict[str, dict[str, StackEntry | None]]:
+    factors: Node = node.typed("factors", dict, required=True)
+    result: dict[str, dict[str, StackEntry | None]] = {}
+    for factor in factors:
+        options: Node = factors.typed(factor, dict, required=True)
+        result[factor] = {name: _option(options, name, registry) for name in options}
+    return result
+
+
+def _option(options: Node, name: str, registry: Registry) -> StackEntry | None:
+    entry = options[name]
+    if entry is None:
+        return None
+    if not isinstance(entry, Node):
+        raise options.error(f"{name}: {entry!r} must be null (off) or {{method: NAME, knob: value}}", name)
+    where = options.where(name)
+    method = registry.get(entry.typed("method", str, required=True), where)
+    declared = entry.typed("kind", str)
+    if declared is not None and declared != method.kind.value:
+        raise entry.error(f"kind: {method.name} is {method.kind.value}, not {declared}", "kind")
+    knobs = {k: v for k, v in entry.items() if k not in ("method", "kind")}
+    return StackEntry(method=method, knobs=check_knobs(method, knobs, where))
+
+
+def _stack(ships: Node, name: str, factors: Mapping[str, Mapping[str, StackEntry | None]]) -> tuple[StackEntry, ...]:
+    choice: Node = ships.typed(name, dict, required=True)
+    stack: list[StackEntry] = []
+    for factor, option in choice.items():
+        if factor not in factors:
+            raise UnknownNameError("factor", factor, factors, choice.where(factor))
+        if option not in factors[factor]:
+            raise UnknownNameError(f"option of factor {factor}", str(option), factors[factor], choice.where(factor))
+        entry = factors[factor][option]
+        if entry is not None:
+            stack.append(entry)
+    if not stack:
+        raise ships.error(f"{name}: every factor is off; the baseline alone is not a stack", name)
+    return tuple(stack)
+
+
+def _refuse_unused(node: Node, factors: Mapping[str, Mapping[str, StackEntry | None]], ships: Node) -> None:
+    shipped = {(f, str(o)) for choice in ships.values() if isinstance(choice, dict) for f, o in choice.items()}
+    for factor, options in factors.items():
+        for option, entry in options.items():
+            if entry is not None and (factor, option) not in shipped:
+                place: Node = node["factors"][factor]
+                raise place.error(f"option {option!r} of factor {factor!r} is in no shipped stack, so it would never be measured", option)
+
+
+def _logs(node: Node, registry: Registry) -> tuple[LogCell, ...]:
+    if "logs" not in node:
+        return ()
+    logs: Node = node.typed("logs", dict)
+    if "baseline" in logs and not isinstance(logs["baseline"], dict):
+        single = Node(node.file, node.lines["logs"])
+        single["logs"] = logs
+        single.lines["logs"] = node.lines["logs"]
+        logs = single
+    return tuple(_log(logs, name, registry) for name in logs)
+
+
+def _log(logs: Node, name: str, registry: Registry) -> LogCell:
+    entry: Node = logs.typed(name, dict, required=True)
+    entry.only(_LOG_KEYS)
+    paths = []
+    for side in ("baseline", "candidate"):
+        path = Path(entry.typed(side, str, required=True)).expanduser()
+        path = path if path.is_absolute() else Path(logs.file).parent / path
+        if not path.is_file():
+            raise entry.error(f"{side}: {path} does not exist", side)
+        paths.append(path)
+    method = registry.get(entry.typed("method", str, required=True), entry.where("method"))
+    margin = entry.typed("margin", (float, int), required=True)
+    origin = entry.typed("origin", str, "")
+    if not 0 < margin < 1:
+        raise entry.error(f"margin: {margin!r} must lie in (0, 1): 2 points are 0.02", "margin")
+    if origin.split(":")[0] not in ("policy", "derived", "measured"):
+        raise SchemaError(f'{entry.where("origin")}: margin needs origin: "policy: ...", "derived: ..." or "measured: ..."')
+    return LogCell(
+        name=slug(name),
+        baseline=paths[0],
+        candidate=paths[1],
+        metric=entry.typed("metric", str),
+        stack=(StackEntry(method=method, knobs={}),),
+        limit=Limit(max=float(margin), origin=origin),
+        line=logs.lines.get(name, logs.line),
+    )

@@ -1,0 +1,175 @@
+"""Measured values + limits fixed before the run -> one verdict with the sentence that explains it.
+
+Positions
+---------
+1. Harm is the null hypothesis: a statistical gate passes only when harm beyond its margin is excluded at alpha.
+2. NaN and infinity fail. An item without gates is INVALID. Refusals outrank a pass, never a failure.
+3. A wrong FAIL is controlled over the whole family: here Bonferroni over the planned statistical items (valid before the
+   others are known), in the run's verdict Holm over what was recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_attnaccept.measurement import ClusteredSums, Gate, Measured, PairedCounts, PairedScores, Threshold
+from pytest_attnaccept.profiles import Limit
+from pytest_attnaccept.records import Metric
+from pytest_attnaccept.taxonomy import Verdict, worst_of
+
+__all__ = ["Decision", "decide"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One item's verdict.
+
+    Attributes
+    ----------
+    headline
+        One line that says everything: verdict, what, how much, limit, n.
+    body
+        Further lines for the failure text (worst place, what it looks like, how to reproduce).
+    """
+
+    verdict: Verdict
+    headline: str
+    metrics: tuple[Metric, ...]
+    body: str = ""
+
+
+def decide(measured: Measured, limits: Mapping[str, Limit], *, alpha: float = 0.05, family: int = 1) -> Decision:
+    """Judge one item.
+
+    Parameters
+    ----------
+    limits
+        Margins by metric name; a statistical gate without one is INVALID, because nobody said what may be lost.
+    alpha
+        One-sided error of a wrong PASS of this item, and of a wrong FAIL of the whole family.
+    family
+        How many statistical items the plan holds.
+    """
+    metrics = tuple(_judge(gate, limits, alpha, max(1, family)) for gate in measured.gates)
+    verdicts = [Verdict(m.verdict) for m in metrics] + [r.verdict for r in measured.refusals]
+    neutral = [r for r in measured.refusals if r.verdict is Verdict.NOT_APPLICABLE]
+    if neutral and not metrics:
+        verdict = worst_of(verdicts)
+    elif not metrics and not measured.refusals:
+        return Decision(verdict=Verdict.INVALID, headline="nothing was compared: the check returned no gate", metrics=())
+    else:
+        verdict = worst_of(verdicts)
+    deciding = [r.reason for r in measured.refusals if r.verdict is verdict]
+    deciding += [m.text for m in metrics if m.verdict == verdict.value]
+    return Decision(verdict=verdict, headline="; ".join(deciding[:3]), metrics=metrics, body=_body(measured, metrics, verdict))
+
+
+def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -> Metric:
+    if isinstance(gate, Threshold):
+        return _threshold(gate)
+    limit = limits.get(gate.name) or limits.get(gate.name.split("-")[0])
+    if limit is None:
+        return Metric(
+            name=gate.name,
+            verdict=Verdict.INVALID.value,
+            text=f"{gate.name}: the profile has no limit for it, so nothing says how much may be lost",
+        )
+    if isinstance(gate, ClusteredSums):
+        return _clustered(gate, limit, alpha, alpha / family)
+    return _paired(gate, limit, alpha, alpha / family)
+
+
+def _threshold(gate: Threshold) -> Metric:
+    good = gate.value <= gate.limit  # False for NaN
+    relation = "within" if good else "beyond"
+    text = f"{gate.name} {gate.value:.4g}{_unit(gate.unit)} is {relation} {gate.limit:.4g}"
+    if not good:
+        text += f" at {gate.where}" if gate.where else ""
+        text += f"; looks like {gate.seems}" if gate.seems else ""
+    return Metric(
+        name=gate.name,
+        verdict=(Verdict.PASS if good else Verdict.FAIL).value,
+        effect=gate.value,
+        n=gate.n,
+        limit=gate.limit,
+        unit=gate.unit,
+        origin=gate.origin,
+        text=text,
+    )
+
+
+def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
+    from pytest_attnaccept.stats import paired_binary, paired_scores
+
+    levels = {"alpha_pass": gate.alpha_pass or alpha_pass, "alpha_fail": min(gate.alpha_fail or alpha_fail, alpha_fail)}
+    if isinstance(gate, PairedCounts):
+        result = paired_binary(
+            gate.losses, gate.gains, gate.n, limit.max, base_correct=gate.base_correct, chance=gate.chance, **levels
+        )
+        discordant = f"{gate.losses} lost, {gate.gains} gained"
+    else:
+        losses = list(gate.losses)
+        if not all(math.isfinite(x) for x in losses):
+            return _not_finite(gate.name, limit)
+        result = paired_scores(losses, limit.max, base_mean=gate.base_mean, chance=gate.chance, **levels)
+        discordant = f"{gate.discordant} of {gate.n_items} answers differ"
+    text = (
+        f"{gate.name}: {gate.unit} loss {result.loss:+.4f} [{result.lower:+.4f}, {result.upper:+.4f}] against margin"
+        f" {limit.max:g}, n={result.n}, {discordant}"
+    )
+    if result.verdict is Verdict.PASS and result.measurable:
+        text += " (PASS with measurable loss)"
+    if result.reason:
+        text += f": {result.reason}"
+    return Metric(
+        name=gate.name,
+        verdict=result.verdict.value,
+        effect=result.loss,
+        ci_low=result.lower,
+        ci_high=result.upper,
+        n=result.n,
+        limit=limit.max,
+        unit=gate.unit,
+        origin=limit.origin,
+        loosened_from=limit.loosened_from,
+        p_pass=result.p_pass,
+        p_fail=result.p_fail,
+        text=text,
+    )
+
+
+def _clustered(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
+    from pytest_attnaccept.verdict_clusters import clustered_metric
+
+    if not all(math.isfinite(s) for s in gate.sums):
+        return _not_finite(gate.name, limit)
+    return clustered_metric(gate, limit, alpha_pass, alpha_fail)
+
+
+def _not_finite(name: str, limit: Limit) -> Metric:
+    return Metric(
+        name=name,
+        verdict=Verdict.FAIL.value,
+        limit=limit.max,
+        origin=limit.origin,
+        text=f"{name}: a measured value is not finite (NaN or infinity)",
+    )
+
+
+def _unit(unit: str) -> str:
+    return f" {unit}" if unit else ""
+
+
+def _body(measured: Measured, metrics: tuple[Metric, ...], verdict: Verdict) -> str:
+    lines = [f"  {m.verdict:<13} {m.text}" for m in metrics]
+    lines += [f"  {r.verdict.value:<13} {r.reason}" for r in measured.refusals]
+    lines += [f"  limit of {m.name} was loosened from {m.loosened_from:g} to {m.limit:g} ({m.origin})" for m in metrics if m.loosened_from is not None]
+    if measured.seems and verdict is not Verdict.PASS:
+        lines.append(f"  looks like: {measured.seems}")
+    if measured.resolution:
+        lines.append(f"  resolution: {measured.resolution}")
+    if measured.reproduce and verdict is not Verdict.PASS:
+        lines += ["  reproduce:", *("    " + line for line in measured.reproduce.splitlines())]
+    return "\n".join(lines)
