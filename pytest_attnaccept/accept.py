@@ -175,9 +175,7 @@ class Accept:
             cause = error.__cause__ or error
             text = str(error) if isinstance(error, AttnAcceptError) else f"{type(error).__name__}: {error}"
             return self._end(_decision(Verdict.FAIL, f"the candidate raised {text}"), Measured(), {}, started, cause)
-        decision = decide(
-            measured, self._spec.profile.limits, alpha=self._spec.profile.alpha, family=self._gate.family
-        )
+        decision = decide(measured, self._spec.profile.limits, alpha=self._spec.profile.alpha, family=self._gate.family)
         bound = {
             "candidate": candidate_digest(candidate),
             "data": measured.data_digest,
@@ -207,7 +205,9 @@ class Accept:
                 f"profile {self._spec.profile.name} requires {self.check}, which this version cannot measure",
             )
         if self._gate.out_of_time():
-            size = {k: v for k, v in self._spec.requirement.params.items() if k in ("documents", "contexts", "programs")}
+            size = {
+                k: v for k, v in self._spec.requirement.params.items() if k in ("documents", "contexts", "programs")
+            }
             needs = ", ".join(f"{k}={v}" for k, v in size.items()) or "one full measurement"
             return _decision(Verdict.INCONCLUSIVE, f"the time budget (--accept-time) is used up; still needs {needs}")
         return None

@@ -22,7 +22,12 @@ _KV_BUDGET = Knob(
 )
 _SINKS = Knob(name="sinks", types=(int,), doc="first tokens that are always kept", default=4, worst="lower", low=0)
 _WINDOW = Knob(
-    name="window", types=(int,), doc="most recent keys a query sees, itself included", required=True, worst="lower", low=1
+    name="window",
+    types=(int,),
+    doc="most recent keys a query sees, itself included",
+    required=True,
+    worst="lower",
+    low=1,
 )
 _GROUP = Knob(name="group_size", types=(int,), doc="values that share one scale", default=None, worst="higher", low=1)
 _RESIDUAL = Knob(
@@ -35,7 +40,14 @@ _AXIS = Knob(
     default=None,
     choices=("token", "channel"),
 )
-_BITS = Knob(name="bits", types=(int,), doc="bits of a stored value; must agree with the method's name", worst="lower", low=1, high=16)
+_BITS = Knob(
+    name="bits",
+    types=(int,),
+    doc="bits of a stored value; must agree with the method's name",
+    worst="lower",
+    low=1,
+    high=16,
+)
 
 
 def _exact(name: str, layer: Layer, surface: Surface, note: str, **more: object) -> Method:
@@ -82,7 +94,12 @@ BUILTIN_METHODS: tuple[Method, ...] = (
     _exact("mla", Layer.DIMENSION, Surface.KERNEL, "latent KV, absorbed against expanded form"),
     _exact("paged_attention", Layer.LAYOUT, Surface.CACHE, "KV in pages behind a block table"),
     _exact("copy_on_write", Layer.LAYOUT, Surface.CACHE, "forked sequences share pages until one writes"),
-    _exact("prefix_cache", Layer.LAYOUT, Surface.PREFIX_CACHE, "KV reused across requests with an equal prefix and identity"),
+    _exact(
+        "prefix_cache",
+        Layer.LAYOUT,
+        Surface.PREFIX_CACHE,
+        "KV reused across requests with an equal prefix and identity",
+    ),
     _exact("speculative_decoding", Layer.DECODING, Surface.DECODER, "draft and verify; equal distribution"),
     _exact("prompt_lookup", Layer.DECODING, Surface.DECODER, "drafts copied from the prompt; equal distribution"),
     _exact("continuous_batching", Layer.SCHEDULING, Surface.MODEL, "requests join and leave a running batch"),

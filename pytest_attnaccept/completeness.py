@@ -94,7 +94,11 @@ def _weights_of_cells(records: Sequence[Record]) -> dict[str, Record]:
 
 def _item_result(item: PlannedItem, records: list[Record], newest: dict[str, Record]) -> ItemResult:
     if not records:
-        why = "not measured" if item.exists else f"this version cannot measure {item.check}, and profile {item.profile} requires it"
+        why = (
+            "not measured"
+            if item.exists
+            else f"this version cannot measure {item.check}, and profile {item.profile} requires it"
+        )
         return ItemResult(item=item, verdict=Verdict.INCOMPLETE, headline=f"INCOMPLETE {item.id}: {why}")
     fresh = [r for r in records if not _stale(r, item, newest)]
     if not fresh:
@@ -143,7 +147,9 @@ def _holm_failures(results: list[ItemResult], alpha: float) -> list[ItemResult]:
     for index, r in enumerate(results):
         if index in failed and r.verdict is Verdict.INCONCLUSIVE:
             text = r.headline.replace("INCONCLUSIVE", "FAIL", 1) + " (FAIL by Holm over the family)"
-            out.append(ItemResult(item=r.item, verdict=Verdict.FAIL, headline=text, record=r.record, attempts=r.attempts))
+            out.append(
+                ItemResult(item=r.item, verdict=Verdict.FAIL, headline=text, record=r.record, attempts=r.attempts)
+            )
         else:
             out.append(r)
     return out

@@ -343,7 +343,6 @@ def shape_report(item: pytest.Item, call: pytest.CallInfo[None], report: Any) ->
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None:
             crash.message = str(error)
-        report.sections.append(("attnaccept", str(error)))
 
 
 # -- end ------------------------------------------------------------------------------------------------------------------

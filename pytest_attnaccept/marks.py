@@ -91,7 +91,9 @@ def declared(marks: Iterable[MarkLike], registry: Registry, *, wants_accept: boo
 def _entry(mark: MarkLike, registry: Registry, where: str) -> StackEntry:
     if mark.args or "method" not in mark.kwargs:
         example = mark.args[0] if mark.args and isinstance(mark.args[0], str) else "h2o"
-        raise UsageError(f"{where}: @pytest.mark.{mark.name} takes keywords only and needs method=, e.g. {mark.name}(method={example!r})")
+        raise UsageError(
+            f"{where}: @pytest.mark.{mark.name} takes keywords only and needs method=, e.g. {mark.name}(method={example!r})"
+        )
     method = registry.get(mark.kwargs["method"], where)
     check_mark_kind(method, KIND_MARKS[mark.name], where)
     knobs = {k: v for k, v in mark.kwargs.items() if k not in RESERVED}
@@ -118,13 +120,17 @@ def _limits(value: object, where: str) -> dict[str, Limit]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise UsageError(f"{where}: limits={value!r} must be a mapping such as {{'needle': {{'max': 0.02, 'origin': 'policy: ...'}}}}")
+        raise UsageError(
+            f"{where}: limits={value!r} must be a mapping such as {{'needle': {{'max': 0.02, 'origin': 'policy: ...'}}}}"
+        )
     limits: dict[str, Limit] = {}
     for name, entry in value.items():
         if name not in LIMIT_NAMES:
             raise UnknownNameError("limit", str(name), LIMIT_NAMES, where)
         if not isinstance(entry, Mapping):
-            raise UsageError(f"{where}: limits: {name}={entry!r} must be {{'max': NUMBER, 'origin': 'policy: why'}}; a limit without origin is refused")
+            raise UsageError(
+                f"{where}: limits: {name}={entry!r} must be {{'max': NUMBER, 'origin': 'policy: why'}}; a limit without origin is refused"
+            )
         limits[name] = parse_limit(name, entry, where)
     return limits
 

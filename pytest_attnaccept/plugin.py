@@ -6,7 +6,7 @@ nothing else: no output, no file, no torch, numpy, scipy or yaml.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option group "attnaccept"; ini names are the options without dashes."""
     group = parser.getgroup("attnaccept", "attention acceptance gate")
     options = (
-        ("profile", "NAME|FILE", "gate under this profile (smoke, longctx, serving, edge, research, release, or a YAML file)"),
-        ("model", "SPEC", "baseline model of accept.model(): an embedded name (toy-gqa), smollm2-135m, a path or a Hub name"),
+        (
+            "profile",
+            "NAME|FILE",
+            "gate under this profile (smoke, longctx, serving, edge, research, release, or a YAML file)",
+        ),
+        (
+            "model",
+            "SPEC",
+            "baseline model of accept.model(): an embedded name (toy-gqa), smollm2-135m, a path or a Hub name",
+        ),
         ("device", "DEVICE", "device to measure on (default: cuda if present, else cpu)"),
         ("dtype", "DTYPE", "dtype of loaded models: float32, bfloat16 or float16 (default: float32 on cpu)"),
         ("seed", "N", "seed of all generated data and item orders (default: 0)"),
@@ -81,7 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _asked_for(config: pytest.Config) -> bool:
     """Whether an option or ini of ours is set: then its mistakes are reported before collection."""
     names = ("profile", "model", "device", "dtype", "seed", "out", "time", "html", "plan", "selftest", "resume")
-    return any(config.getoption(f"attnaccept_{n}") for n in names) or any(config.getini(f"accept_{n}") for n in names[:8])
+    return any(config.getoption(f"attnaccept_{n}") for n in names) or any(
+        config.getini(f"accept_{n}") for n in names[:8]
+    )
 
 
 class _XdistHooks:
@@ -208,11 +218,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture
-def accept(request: pytest.FixtureRequest) -> Iterator[Accept]:
+def accept(request: pytest.FixtureRequest) -> Accept:
     """Gate one candidate: call exactly one of accept.kernel, .cache, .prefix_cache, .decoder, .model."""
     from pytest_attnaccept import glue
 
-    yield glue.make_accept(request)
+    return glue.make_accept(request)
 
 
 @pytest.fixture(scope="session")

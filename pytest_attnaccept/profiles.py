@@ -110,7 +110,11 @@ class Profile:
         return self.surfaces.get(surface, {})
 
     def with_overrides(
-        self, *, limits: Mapping[str, Limit] | None = None, data: Mapping[str, str] | None = None, max_tokens: int | None = None
+        self,
+        *,
+        limits: Mapping[str, Limit] | None = None,
+        data: Mapping[str, str] | None = None,
+        max_tokens: int | None = None,
     ) -> Profile:
         """Return the profile with a suite's or mark's limits; a larger limit remembers what it replaced."""
         merged = dict(self.limits)
@@ -200,7 +204,9 @@ def parse_limits(node: Node, key: str = "limits") -> dict[str, Limit]:
     for name in limits:
         entry = limits[name]
         if not isinstance(entry, dict):
-            raise limits.error(f'{name}: {entry!r} must be a mapping such as {{max: 0.05, origin: "policy: ..."}}', name)
+            raise limits.error(
+                f'{name}: {entry!r} must be a mapping such as {{max: 0.05, origin: "policy: ..."}}', name
+            )
         result[name] = parse_limit(name, entry, limits.where(name))
     return result
 
@@ -216,7 +222,7 @@ def parse_limit(name: str, entry: Mapping[str, object], where: str) -> Limit:
     origin = entry.get("origin")
     if not isinstance(origin, str) or origin.split(":")[0].strip() not in _ORIGINS:
         raise SchemaError(
-            f"{where}: limit {name} needs origin: \"policy: ...\", \"derived: ...\" or \"measured: ...\";"
+            f'{where}: limit {name} needs origin: "policy: ...", "derived: ..." or "measured: ...";'
             " a limit that nobody can trace is refused"
         )
     return Limit(max=float(value), origin=origin)

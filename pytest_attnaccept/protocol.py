@@ -32,7 +32,7 @@ class StackEntry:
     @property
     def label(self) -> str:
         """Return ``h2o(kv_budget=0.25)``: the method and the knobs that are not None."""
-        shown = ", ".join(f"{k}={v}" for k, v in self.knobs.items() if v is not None and not (k == "bits"))
+        shown = ", ".join(f"{k}={v}" for k, v in self.knobs.items() if v is not None and k != "bits")
         return f"{self.method.name}({shown})" if shown else self.method.name
 
 
@@ -128,7 +128,9 @@ def stack_kind(stack: Sequence[StackEntry]) -> Kind:
     return max((entry.method.kind for entry in stack), key=order.index)
 
 
-def required_depth(stack: Sequence[StackEntry], surface: Surface, profile: Profile, where: str) -> tuple[Requirement, ...]:
+def required_depth(
+    stack: Sequence[StackEntry], surface: Surface, profile: Profile, where: str
+) -> tuple[Requirement, ...]:
     """Return the ordered checks that `stack` must pass on `surface` under `profile`.
 
     Raises
@@ -148,9 +150,7 @@ def required_depth(stack: Sequence[StackEntry], surface: Surface, profile: Profi
         params = profile.surface_params(surface)
         depth = tuple(Requirement(check=c, reason=r, params=params) for c, r in reasons.items())
     elif kind is Kind.EXACT:
-        depth = tuple(
-            Requirement(check=c, reason=r, params=profile.check_params(c)) for c, r in MODEL_EXACT.items()
-        )
+        depth = tuple(Requirement(check=c, reason=r, params=profile.check_params(c)) for c, r in MODEL_EXACT.items())
     else:
         depth = _model_depth(kind, profile)
     return depth + _performance(profile)
@@ -178,7 +178,11 @@ def _needles(profile: Profile, reason: str) -> list[Requirement]:
     params = dict(profile.check_params("needle"))
     tiers = params.pop("tiers")
     return [
-        Requirement(check=f"needle-{tier:g}x", reason=f"{reason}; context {tier:g} x the trained length", params={**params, "tier": tier})
+        Requirement(
+            check=f"needle-{tier:g}x",
+            reason=f"{reason}; context {tier:g} x the trained length",
+            params={**params, "tier": tier},
+        )
         for tier in tiers
     ]
 

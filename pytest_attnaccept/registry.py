@@ -82,7 +82,9 @@ class Registry:
         loaded = point.load()  # type: ignore[attr-defined]
         method = loaded() if callable(loaded) and not isinstance(loaded, Method) else loaded
         if not isinstance(method, Method) or method.name != name:
-            raise UsageError(f"entry point {name!r} of group {METHOD_GROUP} must give a Method named {name!r}, got {method!r}")
+            raise UsageError(
+                f"entry point {name!r} of group {METHOD_GROUP} must give a Method named {name!r}, got {method!r}"
+            )
         self.method(method)
 
 
@@ -130,7 +132,9 @@ def _checked(method: Method, knob: Knob, value: object, where: str) -> object:
     if isinstance(value, bool) or not isinstance(value, knob.types):
         raise UsageError(f"{where}: {method.name} {knob.name}={value!r} must be {allowed} ({knob.doc})")
     if knob.choices and value not in knob.choices:
-        raise UsageError(f"{where}: {method.name} {knob.name}={value!r} must be one of {', '.join(map(repr, knob.choices))}")
+        raise UsageError(
+            f"{where}: {method.name} {knob.name}={value!r} must be one of {', '.join(map(repr, knob.choices))}"
+        )
     if isinstance(value, (int, float)):
         _check_range(method, knob, value, where)
     return value
@@ -145,7 +149,9 @@ def _check_range(method: Method, knob: Knob, value: float, where: str) -> None:
     if too_low or too_high or value != value:
         low = f"{'greater than' if knob.low_open else 'at least'} {knob.low:g}" if knob.low is not None else ""
         up = f"at most {high:g}" if high is not None else ""
-        raise UsageError(f"{where}: {method.name} {knob.name}={value!r} must be {' and '.join(filter(None, (low, up)))} ({knob.doc})")
+        raise UsageError(
+            f"{where}: {method.name} {knob.name}={value!r} must be {' and '.join(filter(None, (low, up)))} ({knob.doc})"
+        )
 
 
 def _check_bits(method: Method, settings: dict[str, object], where: str) -> None:
@@ -155,7 +161,9 @@ def _check_bits(method: Method, settings: dict[str, object], where: str) -> None
     if settings.get("bits") is None:
         settings["bits"] = named
     elif settings["bits"] != named:
-        raise UsageError(f"{where}: {method.name} bits={settings['bits']} contradicts its name; use method='kv{settings['bits']}'")
+        raise UsageError(
+            f"{where}: {method.name} bits={settings['bits']} contradicts its name; use method='kv{settings['bits']}'"
+        )
 
 
 def require_applicable(method: Method) -> str:

@@ -135,7 +135,9 @@ class GateSession:
         if not self.options.resume:
             return None
         records = [r for r in self.shards.earlier_records() if r.item == item and r.static == static]
-        decided = [r for r in records if r.verdict in (Verdict.PASS, Verdict.FAIL, Verdict.NOT_APPLICABLE, Verdict.INVALID)]
+        decided = [
+            r for r in records if r.verdict in (Verdict.PASS, Verdict.FAIL, Verdict.NOT_APPLICABLE, Verdict.INVALID)
+        ]
         return decided[-1] if decided else None
 
     def shared(self, key: object, build: Callable[[], Any]) -> Any:

@@ -31,7 +31,9 @@ class Shards:
         """Write this process's plan."""
         body = json.loads(plan.to_json())
         body.update(run_id=self.run_id, resumed=self.resume)
-        write_atomically(self.folder / f"plan.{self.run_id}.{worker}.json", json.dumps(body, ensure_ascii=False, indent=1))
+        write_atomically(
+            self.folder / f"plan.{self.run_id}.{worker}.json", json.dumps(body, ensure_ascii=False, indent=1)
+        )
 
     def earlier_records(self) -> list[Record]:
         """Return the records of earlier runs in this folder."""
@@ -141,7 +143,9 @@ def _union(plan: Plan, other: Plan, problems: list[str]) -> Plan:
     known = {i.id: i.static for i in plan.items}
     clash = [i.id for i in other.items if i.id in known and known[i.id] != i.static]
     if clash:
-        problems.append(f"shards plan {len(clash)} items differently, first {clash[0]}: they are not shards of one release")
+        problems.append(
+            f"shards plan {len(clash)} items differently, first {clash[0]}: they are not shards of one release"
+        )
     if other.profile != plan.profile:
         problems.append(f"shards ran different profiles: {plan.profile} and {other.profile}")
     return plan.merged(other)

@@ -179,7 +179,10 @@ def _refuse_unused(node: Node, factors: Mapping[str, Mapping[str, StackEntry | N
         for option, entry in options.items():
             if entry is not None and (factor, option) not in shipped:
                 place: Node = node["factors"][factor]
-                raise place.error(f"option {option!r} of factor {factor!r} is in no shipped stack, so it would never be measured", option)
+                raise place.error(
+                    f"option {option!r} of factor {factor!r} is in no shipped stack, so it would never be measured",
+                    option,
+                )
 
 
 def _logs(node: Node, registry: Registry) -> tuple[LogCell, ...]:
@@ -210,7 +213,9 @@ def _log(logs: Node, name: str, registry: Registry) -> LogCell:
     if not 0 < margin < 1:
         raise entry.error(f"margin: {margin!r} must lie in (0, 1): 2 points are 0.02", "margin")
     if origin.split(":")[0] not in ("policy", "derived", "measured"):
-        raise SchemaError(f'{entry.where("origin")}: margin needs origin: "policy: ...", "derived: ..." or "measured: ..."')
+        raise SchemaError(
+            f'{entry.where("origin")}: margin needs origin: "policy: ...", "derived: ..." or "measured: ..."'
+        )
     return LogCell(
         name=slug(name),
         baseline=paths[0],

@@ -58,12 +58,16 @@ def decide(measured: Measured, limits: Mapping[str, Limit], *, alpha: float = 0.
     if neutral and not metrics:
         verdict = worst_of(verdicts)
     elif not metrics and not measured.refusals:
-        return Decision(verdict=Verdict.INVALID, headline="nothing was compared: the check returned no gate", metrics=())
+        return Decision(
+            verdict=Verdict.INVALID, headline="nothing was compared: the check returned no gate", metrics=()
+        )
     else:
         verdict = worst_of(verdicts)
     deciding = [r.reason for r in measured.refusals if r.verdict is verdict]
     deciding += [m.text for m in metrics if m.verdict == verdict.value]
-    return Decision(verdict=verdict, headline="; ".join(deciding[:3]), metrics=metrics, body=_body(measured, metrics, verdict))
+    return Decision(
+        verdict=verdict, headline="; ".join(deciding[:3]), metrics=metrics, body=_body(measured, metrics, verdict)
+    )
 
 
 def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -> Metric:
@@ -165,7 +169,11 @@ def _unit(unit: str) -> str:
 def _body(measured: Measured, metrics: tuple[Metric, ...], verdict: Verdict) -> str:
     lines = [f"  {m.verdict:<13} {m.text}" for m in metrics]
     lines += [f"  {r.verdict.value:<13} {r.reason}" for r in measured.refusals]
-    lines += [f"  limit of {m.name} was loosened from {m.loosened_from:g} to {m.limit:g} ({m.origin})" for m in metrics if m.loosened_from is not None]
+    lines += [
+        f"  limit of {m.name} was loosened from {m.loosened_from:g} to {m.limit:g} ({m.origin})"
+        for m in metrics
+        if m.loosened_from is not None
+    ]
     if measured.seems and verdict is not Verdict.PASS:
         lines.append(f"  looks like: {measured.seems}")
     if measured.resolution:

@@ -12,7 +12,9 @@ __all__ = ["summary_lines"]
 MOST_SHOWN = 20
 
 
-def summary_lines(result: GateResult, *, explicit: bool, out: Path, quality_only: bool) -> list[tuple[str, bool | None]]:
+def summary_lines(
+    result: GateResult, *, explicit: bool, out: Path, quality_only: bool
+) -> list[tuple[str, bool | None]]:
     """Return ``(line, good)``; good is True for green, False for red, None for plain text."""
     lines: list[tuple[str, bool | None]] = []
     good = result.verdict is Verdict.PASS
