@@ -6,6 +6,7 @@ rejection region. Power, planning and simulation then are table look-ups and sum
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -14,61 +15,85 @@ from scipy import special
 
 from pytest_attnaccept.stats.paired import p_fail, p_pass
 
-__all__ = ["fail_from", "pass_up_to", "probability_fail", "probability_pass", "split_discordance"]
+__all__ = [
+    "fail_from",
+    "gain_distribution",
+    "loss_cdf",
+    "pass_up_to",
+    "probability_fail",
+    "probability_pass",
+    "split_discordance",
+]
 
 IntArray = NDArray[np.int64]
 
-_TAIL = 12.0  # standard deviations of the number of gains that power sums keep (probability beyond: < 1e-12)
+# Gains kept by power sums: 8 standard deviations, and 20 more on the skewed side (probability beyond: < 1e-12).
+_TAIL, _SKEW, _BLOCK = 8.0, 20, 32
 
 
-@lru_cache(maxsize=2048)
-def _pass_table(n: int, margin: float, alpha: float, columns: int) -> tuple[int, ...]:
-    """Walk up the pass boundary: it rises by at most a few losses per further gain."""
+@lru_cache(maxsize=20_000)
+def _pass_block(n: int, margin: float, alpha: float, block: int) -> tuple[int, ...]:
+    """Walk up one block of the pass boundary: it rises by at most a few losses per further gain."""
+    gains = block * _BLOCK
+    losses = _last(lambda b: p_pass(b, gains, n, margin) < alpha, n - gains)
     table: list[int] = []
-    losses = -1
-    for gains in range(columns):
-        while losses + 1 + gains <= n and p_pass(losses + 1, gains, n, margin) < alpha:
+    for column in range(gains, gains + _BLOCK):
+        while losses + 1 + column <= n and p_pass(losses + 1, column, n, margin) < alpha:
             losses += 1
-        table.append(min(losses, n - gains))
+        table.append(min(losses, n - column))
     return tuple(table)
 
 
-@lru_cache(maxsize=2048)
-def _fail_table(n: int, margin: float, alpha: float, columns: int) -> tuple[int, ...]:
-    """Walk up the fail boundary; n + 1 means that no number of losses fails."""
+@lru_cache(maxsize=20_000)
+def _fail_block(n: int, margin: float, alpha: float, block: int) -> tuple[int, ...]:
+    """Walk up one block of the fail boundary; n + 1 means that no number of losses fails."""
+    gains = block * _BLOCK
+    losses = _last(lambda b: not p_fail(b, gains, n, margin) < alpha, n - gains) + 1
     table: list[int] = []
-    losses = _first_failure(n, margin, alpha)
-    for gains in range(columns):
-        while losses + gains <= n and not p_fail(losses, gains, n, margin) < alpha:
+    for column in range(gains, gains + _BLOCK):
+        while losses + column <= n and not p_fail(losses, column, n, margin) < alpha:
             losses += 1
-        table.append(losses if losses + gains <= n else n + 1)
+        table.append(losses if losses + column <= n else n + 1)
     return tuple(table)
 
 
-def _first_failure(n: int, margin: float, alpha: float) -> int:
-    """Bisect the smallest number of losses that fails without any gain."""
-    low, high = -1, n + 1
+def _last(condition: Callable[[int], bool], top: int) -> int:
+    """Find the last number in 0 .. top for which a condition that only switches off still holds; -1: none."""
+    low, step = -1, 1
+    while low + step <= top and condition(low + step):  # gallop: the boundary lies near n * margin, far below top
+        low, step = low + step, step * 2
+    high = min(low + step, top + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if p_fail(middle, 0, n, margin) < alpha else (middle, high)
-    return high
+        low, high = (middle, high) if condition(middle) else (low, middle)
+    return low
 
 
-def pass_up_to(n: int, margin: float, alpha: float, columns: int) -> IntArray:
-    """Give the largest number of losses that passes for 0 .. columns-1 gains; -1: none."""
-    size = min(columns, n + 1)
-    return np.asarray(_pass_table(n, float(margin), float(alpha), _round_up(size, n))[:size], dtype=np.int64)
+def pass_up_to(n: int, margin: float, alpha: float, columns: int, first: int = 0) -> IntArray:
+    """Give the largest number of losses that passes for first .. columns-1 gains; -1: none."""
+    return _gather(_pass_block, n, margin, alpha, first, min(columns, n + 1))
 
 
-def fail_from(n: int, margin: float, alpha: float, columns: int) -> IntArray:
-    """Give the smallest number of losses that fails for 0 .. columns-1 gains; n + 1: none."""
-    size = min(columns, n + 1)
-    return np.asarray(_fail_table(n, float(margin), float(alpha), _round_up(size, n))[:size], dtype=np.int64)
+def fail_from(n: int, margin: float, alpha: float, columns: int, first: int = 0) -> IntArray:
+    """Give the smallest number of losses that fails for first .. columns-1 gains; n + 1: none."""
+    return _gather(_fail_block, n, margin, alpha, first, min(columns, n + 1))
 
 
-def _round_up(size: int, n: int) -> int:
-    """Share tables between requests of similar size."""
-    return min(n + 1, 1 << max(4, (size - 1).bit_length()))
+def _gather(
+    block_of: Callable[[int, float, float, int], tuple[int, ...]],
+    n: int,
+    margin: float,
+    alpha: float,
+    first: int,
+    end: int,
+) -> IntArray:
+    """Concatenate the cached blocks that hold columns first .. end-1."""
+    if end <= first:
+        return np.zeros(0, dtype=np.int64)
+    start = first // _BLOCK
+    blocks = [block_of(n, float(margin), float(alpha), i) for i in range(start, (end - 1) // _BLOCK + 1)]
+    flat = np.asarray([value for block in blocks for value in block], dtype=np.int64)
+    return flat[first - start * _BLOCK : end - start * _BLOCK]
 
 
 def split_discordance(loss: float, discordance: float) -> tuple[float, float]:
@@ -82,34 +107,34 @@ def split_discordance(loss: float, discordance: float) -> tuple[float, float]:
 
 def probability_pass(n: int, margin: float, alpha: float, p_loss: float, p_gain: float) -> float:
     """Give the exact probability of PASS for n items with these outcome probabilities."""
-    gains, weight = _gain_distribution(n, p_gain)
-    edge = pass_up_to(n, margin, alpha, int(gains[-1]) + 1)[gains]
-    return float(weight @ _binomial_cdf(edge, n - gains, _conditional(p_loss, p_gain)))
+    gains, weight = gain_distribution(n, p_gain)
+    edge = pass_up_to(n, margin, alpha, int(gains[-1]) + 1, int(gains[0]))
+    return float(weight @ loss_cdf(edge, n - gains, _conditional(p_loss, p_gain)))
 
 
 def probability_fail(n: int, margin: float, alpha: float, p_loss: float, p_gain: float) -> float:
     """Give the exact probability of FAIL for n items with these outcome probabilities."""
-    gains, weight = _gain_distribution(n, p_gain)
-    edge = fail_from(n, margin, alpha, int(gains[-1]) + 1)[gains]
-    return float(weight @ (1 - _binomial_cdf(edge - 1, n - gains, _conditional(p_loss, p_gain))))
+    gains, weight = gain_distribution(n, p_gain)
+    edge = fail_from(n, margin, alpha, int(gains[-1]) + 1, int(gains[0]))
+    return float(weight @ (1 - loss_cdf(edge - 1, n - gains, _conditional(p_loss, p_gain))))
 
 
 def _conditional(p_loss: float, p_gain: float) -> float:
     return min(1.0, p_loss / (1 - p_gain)) if p_gain < 1 else 0.0
 
 
-def _gain_distribution(n: int, p_gain: float) -> tuple[IntArray, NDArray[np.float64]]:
+def gain_distribution(n: int, p_gain: float) -> tuple[IntArray, NDArray[np.float64]]:
     """Give the numbers of gains that matter and their binomial probabilities."""
     centre, spread = n * p_gain, np.sqrt(n * p_gain * (1 - p_gain))
     low = max(0, int(centre - _TAIL * spread) - 1)
-    high = min(n, int(centre + _TAIL * spread + 20))
+    high = min(n, int(centre + _TAIL * spread + _SKEW))
     k = np.arange(low, high + 1)
     log_weight = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
     weight = np.exp(log_weight + special.xlogy(k, p_gain) + special.xlog1py(n - k, -p_gain))
     return k, np.asarray(weight, dtype=np.float64)
 
 
-def _binomial_cdf(k: IntArray, trials: IntArray, share: float) -> NDArray[np.float64]:
+def loss_cdf(k: IntArray, trials: IntArray, share: float) -> NDArray[np.float64]:
     """P(X <= k) for arrays, with k < 0 and k >= trials allowed."""
     inner = special.betaincc(np.maximum(k, 0) + 1.0, np.maximum(trials - k, 1.0), share)
     return np.asarray(np.where(k < 0, 0.0, np.where(k >= trials, 1.0, inner)), dtype=np.float64)
