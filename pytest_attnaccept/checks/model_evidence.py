@@ -1,0 +1,121 @@
+"""Whether a comparison is evidence at all: did the method act, was it reached, is the cached path of the model right?
+
+Every quality check asks here, so none of them can pass a candidate that never ran.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.candidate import Candidate
+from pytest_attnaccept.engines.calls import call
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.through_cache import Pattern, parse_pattern, teacher_forced
+from pytest_attnaccept.errors import EngineError
+from pytest_attnaccept.measurement import Fact, Refusal
+from pytest_attnaccept.taxonomy import Verdict
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["Soundness", "largest_difference", "not_evidence", "pattern_of", "rounding_bound", "soundness", "soundness_fact"]
+
+Soundness = tuple[int | None, float, float]
+
+
+def rounding_bound(logits: Tensor) -> float:
+    """Return how far two right computations of these logits may differ.
+
+    measured: cached against uncached logits of SmolLM2 in float32 differ by up to 7e-5 at logits up to 38; 1e-3 leaves a
+    factor of 14. Other dtypes: eight roundings of the largest logit.
+    """
+    eps = torch.finfo(logits.dtype).eps
+    return max(1e-3, 8 * eps * float(logits.abs().max()))
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """Return max |a - b| as a float; NaN stays NaN."""
+    return float((a.float() - b.float()).abs().max())
+
+
+def soundness(session: ModelSession, side: Side) -> Soundness:
+    """Return (largest step that continues correctly, difference, bound) for the plain model of `side`.
+
+    The step is None (any) when prefill, untouched cache and a continuation of several tokens equal one forward pass, and
+    1 when only token by token does (hybrids whose multi-token continuation is wrong).
+
+    Raises
+    ------
+    EngineError
+        When neither does: no check can be measured through such a cache.
+    """
+    key = f"soundness:{id(side.model)}"
+    if key not in session.memo:
+        session.memo[key] = _measure_soundness(side)
+    result: Soundness = session.memo[key]
+    return result
+
+
+def _measure_soundness(side: Side) -> Soundness:
+    plain = replace(side, around=Candidate())
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = int(side.model.get_input_embeddings().weight.shape[0])
+    ids = torch.randint(0, vocabulary, (48,), generator=generator).to(next(side.model.parameters()).device)
+    context = 33  # odd, so that no chunk length of a recurrent scan divides it
+    with plain.running():
+        whole, _ = call(side.model, side.form, ids[None], None, 0, side=side.name)
+        whole = whole[0, context - 1 : -1]
+        bound = rounding_bound(whole)
+        gap = 0.0
+        for step in (None, 1):
+            pattern = Pattern(name="one-shot", prefill=None, step=step or len(ids))
+            gap = largest_difference(teacher_forced(plain, ids, context, pattern), whole)
+            if gap <= bound:
+                return step, gap, bound
+    raise EngineError(
+        f"{type(side.model).__name__} ({side.name}): prefill, untouched cache and continuation differ from one forward pass by"
+        f" {gap:.3g} (bound {bound:.3g}), token by token too: this class cannot be measured through its cache in this version"
+    )
+
+
+def pattern_of(session: ModelSession, side: Side, name: str, step: int) -> Pattern:
+    """Return the call pattern `name`, narrowed to token by token for a model that continues correctly only so."""
+    pattern = parse_pattern(name, step)
+    limit, _, _ = soundness(session, side)
+    if limit is None:
+        return pattern
+    return Pattern(name=pattern.name, prefill=1 if pattern.prefill is not None else None, step=1)
+
+
+def not_evidence(session: ModelSession, tokens: int, *, identical: bool) -> tuple[Refusal, ...]:
+    """Return why a comparison over `tokens` tokens proves nothing, or nothing.
+
+    `identical`: every logit of the candidate equals the baseline's bit for bit.
+    """
+    if not session.approximate:
+        return ()
+    if session.claims and all(claim.is_identity for claim in session.claims):
+        return (_refusal(Verdict.INVALID, f"{session.claim.source} keeps everything: an identity setting tests nothing"),)
+    for claim in session.claims:
+        missing = claim.missing_tokens(tokens)
+        if missing:
+            return (_refusal(Verdict.INCONCLUSIVE, f"{claim.source} is not reached by {tokens} tokens: needs context > {missing}"),)
+    if identical:
+        words = session.claim.source or "the candidate"
+        return (_refusal(Verdict.INVALID, f"{words} never ran: bit-identical to the baseline over {tokens} tokens, where it must act"),)
+    return ()
+
+
+def _refusal(verdict: Verdict, reason: str) -> Refusal:
+    return Refusal(verdict=verdict, reason=reason)
+
+
+def soundness_fact(session: ModelSession, side: Side) -> Fact:
+    """Report how the model may be continued."""
+    step, gap, bound = soundness(session, side)
+    words = "any step" if step is None else "token by token only"
+    return Fact(name=f"{side.name}_cached_equals_uncached", value=f"{words}; difference {gap:.2g}, bound {bound:.2g}")

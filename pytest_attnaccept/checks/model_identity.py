@@ -1,0 +1,159 @@
+"""`identity`: at its identity setting the method changes nothing, when it leaves nothing stays, and no token sees the future.
+
+Without this, a quality check measures the harness and the method together. The bounds are those of rounding, not of
+quality. The last gate changes a later token and looks at earlier logits: a mask built from wrong positions shows there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.checks.model_data import context_tokens, documents
+from pytest_attnaccept.checks.model_evidence import (
+    largest_difference,
+    not_evidence,
+    pattern_of,
+    rounding_bound,
+    soundness,
+    soundness_fact,
+)
+from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.engines.fingerprints import weights_digest
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.through_cache import Pattern, teacher_forced
+from pytest_attnaccept.errors import CandidateError
+from pytest_attnaccept.measurement import Fact, Gate, Measured, Refusal, Threshold
+from pytest_attnaccept.taxonomy import Verdict
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["DEFAULTS", "measure"]
+
+DEFAULTS: Mapping[str, object] = {
+    "documents": 2,
+    "tier": 1.0,
+    "max_tokens": 1024,  # a length at which float32 differences are known (facts of the rounding bound)
+    "continuation": 32,
+    "step": 8,
+    "patterns": ("one-shot", "chunk-64"),
+    "text": "builtin",
+}
+_ORIGIN = "measured: 14 times the cached/uncached difference in float32; else 8 roundings of the largest logit"
+
+
+def measure(session: ModelSession, params: Params) -> Measured:
+    """Measure identity setting, cached path, removal and causality."""
+    given = Params(check=params.check, given={**DEFAULTS, **params.given})
+    continuation, step = given.integer("continuation", 32), given.integer("step", 8)
+    length = context_tokens(session, given, tier=given.number("tier", 1.0))
+    data = documents(session, given, count=given.integer("documents", 2), length=length, continuation=continuation)
+    names = given.texts("patterns", ())
+    row, context = data.rows[0], data.rows[0].numel() - continuation
+    hooks = _hooks(session.baseline)
+    before = {name: _logits(session, session.baseline, row, context, name, step) for name in names}
+    gates: list[Gate] = [_cached_gate(session)]
+    for name in names:
+        gates.extend(_identity_gates(session, data.rows, continuation, name, step))
+    acting = _logits(session, session.candidate, row, context, names[0], step)
+    gates.append(_causality_gate(session, row, context))
+    after = {name: _logits(session, session.baseline, row, context, name, step) for name in names}
+    worst = max(names, key=lambda name: largest_difference(before[name], after[name]))
+    gates.append(Threshold(
+        name="removal", value=largest_difference(before[worst], after[worst]), limit=0.0, unit="logit", where=worst,
+        origin="derived: the same code on the same input is deterministic", seems="something of the candidate stayed behind",
+    ))  # fmt: skip
+    identical = session.identity is not None and torch.equal(acting, before[names[0]])
+    return Measured(
+        gates=tuple(gates),
+        facts=_facts(session, length, continuation),
+        refusals=(*_left_behind(session, hooks), *not_evidence(session, length, identical=identical)),
+        data_digest=data.digest,
+    )
+
+
+def _logits(session: ModelSession, side: Side, row: Tensor, context: int, name: str, step: int) -> Tensor:
+    with side.running():
+        return teacher_forced(side, row, context, pattern_of(session, side, name, step))
+
+
+def _cached_gate(session: ModelSession) -> Threshold:
+    _, gap, bound = soundness(session, session.baseline)
+    return Threshold(
+        name="cached_equals_uncached", value=gap, limit=bound, unit="logit", where="baseline, untouched cache", origin=_ORIGIN
+    )
+
+
+def _identity_gates(
+    session: ModelSession, rows: tuple[Tensor, ...], continuation: int, name: str, step: int
+) -> list[Threshold]:
+    """Compare the candidate at its identity setting with the baseline on every document."""
+    if session.identity is None:
+        return []
+    worst, bound, place = 0.0, 0.0, ""
+    for number, row in enumerate(rows):
+        context = row.numel() - continuation
+        base = _logits(session, session.baseline, row, context, name, step)
+        gap = largest_difference(base, _logits(session, session.identity, row, context, name, step))
+        bound = max(bound, rounding_bound(base))
+        if not gap <= worst:
+            worst, place = gap, f"document {number}"
+    return [Threshold(
+        name=f"identity_setting[{name}]", value=worst, limit=bound, unit="logit", n=len(rows) * continuation, where=place,
+        origin=_ORIGIN, seems="the method changes something that its knobs do not control",
+    )]  # fmt: skip
+
+
+def _causality_gate(session: ModelSession, row: Tensor, context: int) -> Threshold:
+    """Change the last token that is fed and compare the logits of all earlier positions of the same call."""
+    side = session.candidate
+    step = row.numel() - context
+    other = row.clone()
+    other[-2] = (row[-2] + 1) % int(side.model.get_input_embeddings().weight.shape[0])
+    try:
+        pattern = pattern_of(session, side, "one-shot", step)
+        one, two = _pair(side, row, other, context, pattern)
+    except CandidateError:  # caches with another length per layer take one token per call
+        pattern = pattern_of(session, side, "one-shot", 1)
+        one, two = _pair(side, row, other, context, pattern)
+    return Threshold(
+        name="causality", value=largest_difference(one[:-1], two[:-1]), limit=rounding_bound(one), unit="logit",
+        n=one.shape[0] - 1, where="continuation in one call, last token changed", origin=_ORIGIN, seems="tokens see the future",
+    )  # fmt: skip
+
+
+def _pair(side: Side, row: Tensor, other: Tensor, context: int, pattern: Pattern) -> tuple[Tensor, Tensor]:
+    results: list[Tensor] = []
+    for ids in (row, other):
+        with side.running():
+            results.append(teacher_forced(side, ids, context, pattern))
+    return results[0], results[1]
+
+
+def _hooks(side: Side) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in side.model.modules())
+
+
+def _left_behind(session: ModelSession, hooks: int) -> tuple[Refusal, ...]:
+    """Look for what removal must undo and a single text may not show."""
+    found: list[str] = []
+    if weights_digest(session.baseline.model) != session.weights["baseline"]:
+        found.append("the weights of the baseline changed while the candidate ran")
+    now = _hooks(session.baseline)
+    if now != hooks:
+        found.append(f"forward hooks of the baseline's model: {hooks} before, {now} after the candidate ran")
+    return tuple(Refusal(verdict=Verdict.FAIL, reason=reason) for reason in found)
+
+
+def _facts(session: ModelSession, length: int, continuation: int) -> tuple[Fact, ...]:
+    facts = [
+        Fact(name="context", value=length - continuation, unit="tokens"),
+        soundness_fact(session, session.baseline),
+    ]
+    if session.identity is None:
+        facts.append(Fact(name="identity_setting", value="a candidate of the user's own has none; removal and causality only"))
+    return tuple(facts)

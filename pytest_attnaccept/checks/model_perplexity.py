@@ -1,0 +1,143 @@
+"""`perplexity` and `divergence`: how much worse, and how different, the candidate predicts text through its cache.
+
+Perplexity: NLL of the candidate minus the baseline's, summed per document; the independent unit is the document.
+Divergence: KL(baseline || candidate) in nats per token and the share of tokens whose most likely token differs. KL says
+how much changed, not whether it is worse: it fails early and never passes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
+from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.checks.model_text import PatternScores, TextPass, text_pass
+from pytest_attnaccept.engines.through_cache import teacher_forced
+from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, Refusal
+from pytest_attnaccept.taxonomy import Verdict
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["measure_divergence", "measure_perplexity"]
+
+
+def measure_perplexity(session: ModelSession, params: Params) -> Measured:
+    """Measure NLL through the cache; parameters are `model_text.DEFAULTS`."""
+    done = text_pass(session, params)
+    gates = tuple(_perplexity_gate(done, scores) for scores in done.patterns)
+    return Measured(
+        gates=gates,
+        facts=(*_facts(session, done), *_perplexity_facts(done)),
+        refusals=_refusals(session, done),
+        data_digest=done.data.digest,
+        details={"by_position": _by_position(done)},
+    )
+
+
+def _perplexity_gate(done: TextPass, scores: PatternScores) -> ClusteredSums:
+    pairs = list(zip(scores.base_nll, scores.cand_nll, strict=True))
+    base_mean = _mean(scores.base_nll)
+    return ClusteredSums(
+        name=_gate_name("perplexity", scores.pattern),
+        sums=tuple(float(cand.double().sum() - base.double().sum()) for base, cand in pairs),
+        tokens=tuple(base.numel() for base, _ in pairs),
+        base_level=math.exp(base_mean) if base_mean < 700 else math.inf,
+        where=f"{len(pairs)} documents of {done.length} tokens, {done.data.source}, {scores.pattern}",
+    )
+
+
+def measure_divergence(session: ModelSession, params: Params) -> Measured:
+    """Measure KL and top-1 through the cache; parameters are `model_text.DEFAULTS`."""
+    done = text_pass(session, params)
+    if not done.shared_tokens:
+        reason = "baseline and candidate tokenize differently: their next-token distributions cannot be compared"
+        return Measured(refusals=(Refusal(verdict=Verdict.NOT_APPLICABLE, reason=reason),), data_digest=done.data.digest)
+    gates: list[ClusteredSums] = []
+    for scores in done.patterns:
+        where = f"{len(scores.kl)} documents of {done.length} tokens, {done.data.source}, {scores.pattern}"
+        gates.append(_mean_gate(_gate_name("kl", scores.pattern), scores.kl, "nats/token", where))
+        gates.append(_mean_gate(_gate_name("top1_disagreement", scores.pattern), scores.flips, "share of tokens", where))
+    facts = (*_facts(session, done), *_tail_facts(done), _noise_floor(session, done, params))
+    return Measured(gates=tuple(gates), facts=facts, refusals=_refusals(session, done), data_digest=done.data.digest)
+
+
+def _mean_gate(name: str, values: tuple[Tensor, ...], unit: str, where: str) -> ClusteredSums:
+    return ClusteredSums(
+        name=name,
+        sums=tuple(float(value.double().sum()) for value in values),
+        tokens=tuple(value.numel() for value in values),
+        scale="mean",
+        base_level=0.0,
+        unit=unit,
+        where=where,
+    )
+
+
+def _gate_name(name: str, pattern: str) -> str:
+    return name if pattern == "one-shot" else f"{name}[{pattern}]"
+
+
+def _mean(values: tuple[Tensor, ...]) -> float:
+    return float(torch.cat(values).double().mean())
+
+
+def _refusals(session: ModelSession, done: TextPass) -> tuple[Refusal, ...]:
+    # One pattern in which nothing happens is enough: the claim holds on every call pattern.
+    return not_evidence(session, done.length, identical=any(scores.identical for scores in done.patterns))
+
+
+def _facts(session: ModelSession, done: TextPass) -> tuple[Fact, ...]:
+    facts = [
+        Fact(name="documents", value=len(done.data.rows)),
+        Fact(name="context", value=done.length - done.data.continuation, unit="tokens"),
+        Fact(name="scored", value=done.data.continuation, unit="tokens per document"),
+        soundness_fact(session, session.baseline),
+    ]
+    if len(done.data.rows) < done.data.asked:
+        facts.append(Fact(name="documents_missing", value=done.data.asked - len(done.data.rows)))
+    return tuple(facts)
+
+
+def _perplexity_facts(done: TextPass) -> list[Fact]:
+    facts: list[Fact] = []
+    for scores in done.patterns:
+        base, cand = _mean(scores.base_nll), _mean(scores.cand_nll)
+        facts.append(Fact(name=_gate_name("ppl_baseline", scores.pattern), value=math.exp(min(base, 700))))
+        facts.append(Fact(name=_gate_name("ppl_candidate", scores.pattern), value=math.exp(min(cand, 700))))
+    return facts
+
+
+def _by_position(done: TextPass) -> dict[str, list[float]]:
+    """Return mean NLL loss per eighth of the continuation: a jump at the start is local, a growing one accumulates."""
+    table: dict[str, list[float]] = {}
+    for scores in done.patterns:
+        if not done.shared_tokens:
+            continue
+        losses = torch.stack([c - b for b, c in zip(scores.base_nll, scores.cand_nll, strict=True)]).mean(dim=0)
+        table[scores.pattern] = [round(float(part.mean()), 6) for part in losses.chunk(8)]
+    return table
+
+
+def _tail_facts(done: TextPass) -> list[Fact]:
+    facts: list[Fact] = []
+    for scores in done.patterns:
+        values = torch.cat(scores.kl)
+        facts.append(Fact(name=_gate_name("kl_p99", scores.pattern), value=float(values.quantile(0.99)), unit="nats"))
+        facts.append(Fact(name=_gate_name("kl_max", scores.pattern), value=float(values.max()), unit="nats"))
+    return facts
+
+
+def _noise_floor(session: ModelSession, done: TextPass, params: Params) -> Fact:
+    """Measure KL of the baseline against itself in another harmless call pattern (token by token, one document)."""
+    side, row = session.baseline, done.data.rows[0]
+    context = row.numel() - done.data.continuation
+    step = params.integer("step", 8)
+    with side.running():
+        one = torch.log_softmax(teacher_forced(side, row, context, pattern_of(session, side, "one-shot", step)).float(), -1)
+        other = torch.log_softmax(teacher_forced(side, row, context, pattern_of(session, side, "one-shot", 1)).float(), -1)
+    return Fact(name="kl_noise_floor", value=float((one.exp() * (one - other)).sum(-1).clamp(min=0).mean()), unit="nats/token")

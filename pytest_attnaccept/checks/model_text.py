@@ -1,0 +1,145 @@
+"""The text pass: both sides predict the end of each document through their caches; perplexity and divergence read it.
+
+One pass serves both checks of a session, so the second one costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.checks.model_data import Documents, context_tokens, documents, encode, to_row
+from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.engines.fingerprints import tokenizer_digest
+from pytest_attnaccept.engines.memo import baseline_memo
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.through_cache import Pattern, teacher_forced
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["DEFAULTS", "PatternScores", "TextPass", "text_pass"]
+
+DEFAULTS: Mapping[str, object] = {
+    "documents": 20,  # independent clusters
+    "tier": 1.0,  # length of a document, in trained lengths
+    "max_tokens": 4096,  # cap of that length
+    "tokens": None,  # length in tokens, instead of tier and cap
+    "continuation": 64,  # scored tokens at the end of each document
+    "step": 8,  # tokens per call in the continuation: what a call adds is seen uncompressed by that call only
+    "patterns": ("one-shot",),  # also "chunk-N", "token"
+    "text": "builtin",  # or a path
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternScores:
+    """Scores of one call pattern: per document, one float32 value per scored token.
+
+    ``kl`` is KL(baseline || candidate) in nats, ``flips`` 1.0 where the most likely token differs.
+    """
+
+    pattern: str
+    base_nll: tuple[Tensor, ...]
+    cand_nll: tuple[Tensor, ...]
+    kl: tuple[Tensor, ...]
+    flips: tuple[Tensor, ...]
+    identical: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPass:
+    """The documents and the scores of every pattern; `shared_tokens` is false where the sides tokenize differently."""
+
+    data: Documents
+    length: int
+    patterns: tuple[PatternScores, ...]
+    shared_tokens: bool
+
+
+def text_pass(session: ModelSession, params: Params) -> TextPass:
+    """Run the pass, or return the one that the session already has for these parameters."""
+    capped = Params(check=params.check, given={"max_tokens": DEFAULTS["max_tokens"], **params.given})
+    length = context_tokens(session, capped, tier=params.number("tier", 1.0))
+    count, continuation = params.integer("documents", 20), params.integer("continuation", 64)
+    patterns, step = params.texts("patterns", ("one-shot",)), params.integer("step", 8)
+    key = f"text:{length}:{count}:{continuation}:{patterns}:{step}:{params.text('text', 'builtin')}"
+    if key not in session.memo:
+        data = documents(session, params, count=count, length=length, continuation=continuation)
+        shared = _shares_tokens(session)
+        scores = tuple(_scored(session, data, name, step, shared=shared) for name in patterns)
+        session.memo[key] = TextPass(data=data, length=length, patterns=scores, shared_tokens=shared)
+    result: TextPass = session.memo[key]
+    return result
+
+
+def _shares_tokens(session: ModelSession) -> bool:
+    ours, theirs = session.baseline.loaded, session.candidate.loaded
+    if ours.tokenizer is theirs.tokenizer:
+        return True
+    return tokenizer_digest(ours.tokenizer) == tokenizer_digest(theirs.tokenizer)
+
+
+def _scored(session: ModelSession, data: Documents, name: str, step: int, *, shared: bool) -> PatternScores:
+    ours = pattern_of(session, session.baseline, name, step)
+    theirs = pattern_of(session, session.candidate, name, step)
+    base_nll, cand_nll, kl, flips = [], [], [], []
+    identical = True
+    for row in data.rows:
+        context = row.numel() - data.continuation
+        base = _log_probabilities(session, session.baseline, row, context, ours)
+        targets = row[context:]
+        base_nll.append(_nll(base, targets))
+        if not shared:
+            cand_nll.append(_other_tokens(session, row, context, theirs))
+            identical = False
+            continue
+        cand = _log_probabilities(session, session.candidate, row.to(_device(session.candidate)), context, theirs)
+        cand = cand.to(base.device)
+        identical = identical and torch.equal(base, cand)
+        cand_nll.append(_nll(cand, targets))
+        kl.append((base.exp() * (base - cand)).sum(dim=-1).clamp(min=0.0))
+        flips.append((base.argmax(dim=-1) != cand.argmax(dim=-1)).float())
+    return PatternScores(
+        pattern=name, base_nll=tuple(base_nll), cand_nll=tuple(cand_nll), kl=tuple(kl), flips=tuple(flips), identical=identical
+    )
+
+
+def _device(side: Side) -> torch.device:
+    device: torch.device = next(side.model.parameters()).device
+    return device
+
+
+def _nll(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+    return -log_probabilities.gather(1, targets[:, None].to(log_probabilities.device))[:, 0]
+
+
+def _log_probabilities(session: ModelSession, side: Side, row: Tensor, context: int, pattern: Pattern) -> Tensor:
+    """Return log-probabilities (scored tokens, vocab), float32; the plain baseline's are remembered across sessions."""
+    key = (session.weights[side.name], side.name, row.cpu().numpy().tobytes(), context, pattern, session.device)
+    if side.name == "baseline" and not side.changes:
+        found = baseline_memo.get(key)
+        if found is not None:
+            return found
+    with side.running():
+        result = torch.log_softmax(teacher_forced(side, row, context, pattern).float(), dim=-1)
+    if side.name == "baseline" and not side.changes:
+        baseline_memo.put(key, result)
+    return result
+
+
+def _other_tokens(session: ModelSession, row: Tensor, context: int, pattern: Pattern) -> Tensor:
+    """Return the candidate's NLL of the same text in its own tokens (another architecture with another tokenizer)."""
+    ours, theirs = session.baseline.loaded, session.candidate.loaded
+    skip = len(ours.prefix_ids)
+    head = ours.tokenizer.decode(row[skip:context].tolist())
+    tail = ours.tokenizer.decode(row[context:].tolist())
+    context_row = to_row(theirs, encode(theirs.tokenizer, head))
+    tail_ids = torch.tensor(encode(theirs.tokenizer, tail), dtype=torch.long, device=context_row.device)
+    whole = torch.cat([context_row, tail_ids])
+    return _nll(_log_probabilities(session, session.candidate, whole, context_row.numel(), pattern), tail_ids)

@@ -1,0 +1,101 @@
+"""One side of a comparison, ready to run: a model, its cache factory and what must be active while it is called.
+
+Nothing is edited for good: attention function and contexts are set when a run begins and restored when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_attnaccept.candidate import Candidate
+from pytest_attnaccept.engines.calls import CallForm, call_form
+from pytest_attnaccept.engines.loading import LoadedModel
+from pytest_attnaccept.errors import AttnAcceptError, CandidateError, ContractError
+from pytest_attnaccept.methods.stack import enter_context
+
+__all__ = ["Side", "side_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A runnable side.
+
+    Attributes
+    ----------
+    name
+        "baseline" or "candidate", for messages.
+    changes
+        Whether anything around the model differs from the plain model (cache, context, attention function).
+    """
+
+    name: str
+    loaded: LoadedModel
+    around: Candidate
+    form: CallForm
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self.loaded.model
+
+    @property
+    def changes(self) -> bool:
+        """Whether something around the model is changed."""
+        around = self.around
+        return around.cache is not None or around.context is not None or around.attn_implementation is not None
+
+    def new_cache(self) -> Any:
+        """Return a fresh cache, or None for the model's own default."""
+        if self.around.cache is None:
+            return None
+        try:
+            return self.around.cache()
+        except AttnAcceptError:
+            raise
+        except Exception as error:
+            raise CandidateError(f"the cache factory of the {self.name} raised {type(error).__name__}: {error}") from error
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Enter what the side needs around its calls and restore everything afterwards."""
+        model, wanted = self.model, self.around.attn_implementation
+        before = getattr(model.config, "_attn_implementation", None)
+        if wanted is not None and wanted != before:
+            try:
+                model.set_attn_implementation(wanted)
+            except ValueError as error:
+                raise ContractError(f"attn_implementation={wanted!r}: {error}") from error
+        try:
+            if self.around.context is None:
+                yield
+            else:
+                with self._entered():
+                    yield
+        finally:
+            if wanted is not None and wanted != before and before is not None:
+                model.set_attn_implementation(before)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        context = self.around.context
+        if context is None:
+            raise ContractError(f"the {self.name} has no context")
+        try:
+            manager = enter_context(context, self.model)
+            manager.__enter__()
+        except AttnAcceptError:
+            raise
+        except Exception as error:
+            raise CandidateError(f"the context of the {self.name} raised {type(error).__name__}: {error}") from error
+        try:
+            yield
+        finally:
+            manager.__exit__(None, None, None)
+
+
+def side_of(name: str, loaded: LoadedModel, around: Candidate) -> Side:
+    """Return the side called `name`."""
+    return Side(name=name, loaded=loaded, around=around, form=call_form(loaded.model))

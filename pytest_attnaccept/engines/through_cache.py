@@ -1,0 +1,136 @@
+"""Measure through the cache: prefill in a call pattern, then continue teacher-forced or greedily on what was stored.
+
+A single forward pass never sees KV compression or KV quantization. The continuation therefore starts one token early: the
+last context token goes through the changed cache together with what follows, and the first scored token depends on it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.engines.calls import call
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.storage import tensors_of
+from pytest_attnaccept.errors import CandidateError, ContractError
+
+__all__ = ["Pattern", "State", "extend", "fork", "greedy", "parse_pattern", "prefill", "teacher_forced"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """How tokens are handed to the model.
+
+    ``prefill`` tokens per call for the context (None: one call), ``step`` tokens per call afterwards.
+    """
+
+    name: str
+    prefill: int | None
+    step: int
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """A filled cache: `seen` tokens were given, `last` are the logits of the last one, shape (vocab,).
+
+    ``source`` holds the tokens, for caches that cannot be copied and have to be filled again.
+    """
+
+    cache: Any
+    seen: int
+    last: Tensor | None
+    source: Tensor
+    pattern: Pattern
+
+
+def parse_pattern(name: str, step: int) -> Pattern:
+    """Return the pattern called ``one-shot``, ``token`` or ``chunk-N`` (the continuation in calls of `step` tokens).
+
+    ``token`` continues token by token too.
+    """
+    if step < 1:
+        raise ContractError(f"step={step} must be at least 1 token per call")
+    if name == "one-shot":
+        return Pattern(name=name, prefill=None, step=step)
+    if name == "token":
+        return Pattern(name=name, prefill=1, step=1)
+    kind, _, size = name.partition("-")
+    if kind == "chunk" and size.isdigit() and int(size) > 0:
+        return Pattern(name=name, prefill=int(size), step=min(step, int(size)))
+    raise ContractError(f"call pattern {name!r} is unknown; use 'one-shot', 'chunk-64' (any size) or 'token'")
+
+
+def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
+    """Fill a fresh cache with `ids` (n,) in the pattern; call inside ``side.running()``."""
+    if ids.dim() != 1 or ids.numel() == 0:
+        raise ContractError(f"a context must be a non-empty row of tokens, got shape {tuple(ids.shape)}")
+    state = State(cache=side.new_cache(), seen=0, last=None, source=ids[:0], pattern=pattern)
+    size = pattern.prefill or ids.numel()
+    for start in range(0, ids.numel(), size):
+        logits = _advance(side, state, ids[start : start + size], last_only=True)
+        state.last = logits[-1]
+    return state
+
+
+def _advance(side: Side, state: State, ids: Tensor, *, last_only: bool = False) -> Tensor:
+    logits, state.cache = call(
+        side.model, side.form, ids[None], state.cache, state.seen, last_only=last_only, side=side.name
+    )
+    state.seen += ids.numel()
+    state.source = torch.cat([state.source, ids])
+    state.last = logits[0, -1]
+    return logits[0]
+
+
+def extend(side: Side, state: State, ids: Tensor, step: int | None = None) -> Tensor:
+    """Feed `ids` (n,) teacher-forced in calls of the pattern's step; returns logits (n, vocab). Changes `state`."""
+    size = step or state.pattern.step
+    return torch.cat([_advance(side, state, ids[at : at + size]) for at in range(0, ids.numel(), size)])
+
+
+def fork(side: Side, state: State) -> State:
+    """Return an independent copy, so that several questions see the same context and never one another.
+
+    A cache whose copy fails or still shares storage with the original is filled again from the tokens.
+    """
+    try:
+        cache = copy.deepcopy(state.cache)
+    except Exception:  # foreign cache classes may refuse to be copied in any way they like
+        cache = None
+    if cache is not None:
+        mine = {t.untyped_storage().data_ptr() for t in tensors_of(state.cache) if t.numel()}
+        if not any(t.untyped_storage().data_ptr() in mine for t in tensors_of(cache) if t.numel()):
+            return replace(state, cache=cache)
+    again = prefill(side, state.source, state.pattern)
+    return replace(again, last=state.last if state.last is not None else again.last)
+
+
+def teacher_forced(side: Side, ids: Tensor, context: int, pattern: Pattern) -> Tensor:
+    """Return logits (continuation, vocab) that predict ``ids[context:]`` through the cache.
+
+    Prefills ``context - 1`` tokens and feeds the rest but the last, so every scored token passes the changed cache.
+    """
+    if not 2 <= context < ids.numel():
+        raise ContractError(f"a context of {context} tokens leaves nothing to score in a text of {ids.numel()}")
+    state = prefill(side, ids[: context - 1], pattern)
+    return extend(side, state, ids[context - 1 : -1])
+
+
+def greedy(side: Side, state: State, limit: int, stop: Sequence[int] = ()) -> list[int]:
+    """Generate at most `limit` tokens greedily from `state` (changed), stopping before a token of `stop`."""
+    if state.last is None:
+        raise CandidateError("generation needs a filled cache")
+    made: list[int] = []
+    while len(made) < limit:
+        token = int(state.last.argmax())
+        if token in stop:
+            break
+        made.append(token)
+        if len(made) < limit:
+            _advance(side, state, torch.tensor([token], device=state.source.device))
+    return made

@@ -1,0 +1,33 @@
+"""`kv8`: keys and values are stored in 8 bits, in groups with a scale and a lower bound (see `codec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_attnaccept.methods.applied import Applied, codec_from
+from pytest_attnaccept.methods.codec import Codec
+
+__all__ = ["KV8", "apply", "identity"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KV8:
+    """Settings of the method."""
+
+    codec: Codec
+
+    def applied(self) -> Applied:
+        """Return the contribution to a stack."""
+        return Applied(method="kv8", codec=self.codec)
+
+
+def apply(model: Any, knobs: Mapping[str, object]) -> Applied:
+    """Apply the method with `knobs` (``group_size``, ``residual``, ``axis``)."""
+    return KV8(codec=codec_from("kv8", 8, knobs)).applied()
+
+
+def identity(knobs: Mapping[str, object]) -> dict[str, object]:
+    """Return knobs at which nothing may change: every token waits in the full-precision residual."""
+    return {**knobs, "residual": 2**30}
