@@ -1,8 +1,7 @@
 """A planned run is looked at eight times and may stop at each look, at a total error that stays alpha.
 
 The error budget is spent in small instalments, little at the first looks and most at the last: by information fraction
-t a share ``t ** 1.5`` of alpha is spent, separately for PASS and for FAIL. The instalments are plain increments, valid
-for any p-value by the union bound, so no joint distribution has to be believed.
+t a share ``t ** 1.5`` of alpha is spent, separately for PASS and for FAIL (`spending`). Clear cases stop early.
 
 Positions
 ---------
@@ -18,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from numpy.typing import ArrayLike
@@ -27,12 +26,12 @@ from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.stats.decision import DEFAULT_ALPHA, require_alpha, require_margin
 from pytest_attnaccept.stats.floors import items_for_any_pass
 from pytest_attnaccept.stats.paired import PairedResult, p_fail, p_pass, paired_binary, paired_scores
+from pytest_attnaccept.stats.spending import RHO, increment_levels, joint_levels
 from pytest_attnaccept.taxonomy import Verdict
 
 __all__ = [
     "INFLATION",
     "LOOKS",
-    "RHO",
     "STAGES",
     "Monitor",
     "SequentialPlan",
@@ -40,7 +39,6 @@ __all__ = [
     "matrix_plan",
     "order_digest",
     "plan_looks",
-    "spent",
 ]
 
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1.0)
@@ -48,9 +46,6 @@ LOOKS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1.0)
 
 STAGES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Stages n0/2, n0, 2 n0, 4 n0 of the adaptive matrix (reference: statistics, section 4)."""
-
-RHO = 1.5
-"""Exponent of the spending function (reference: statistics 2.1)."""
 
 INFLATION = 1.14
 """n_max over the fixed n of equal power (reference: statistics 2.2)."""
@@ -65,7 +60,7 @@ class SequentialPlan:
     looks
         Planned number of items at each look; the last one is the maximum.
     pass_levels, fail_levels
-        Nominal levels of the looks; 0 where a look cannot decide. They sum to at most the two alphas.
+        Nominal levels of the looks; 0 where a look cannot decide.
     seed
         Seed of the item order.
     order
@@ -101,11 +96,6 @@ class SequentialPlan:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
-def spent(fraction: float, rho: float = RHO) -> float:
-    """Give the share of alpha that may be spent by this information fraction."""
-    return float(min(max(fraction, 0.0), 1.0) ** rho)
-
-
 def plan_looks(
     n_max: int,
     margin: float,
@@ -113,6 +103,7 @@ def plan_looks(
     alpha_pass: float = DEFAULT_ALPHA,
     alpha_fail: float = DEFAULT_ALPHA,
     fractions: Sequence[float] = LOOKS,
+    spending: str = "joint",
     rho: float = RHO,
     seed: int = 0,
     order: str = "",
@@ -123,6 +114,9 @@ def plan_looks(
         raise ContractError(f"alpha_fail = {alpha_fail!r} is not an error probability: allowed are values in (0, 0.5]")
     if n_max < 1 or not fractions or sorted(fractions) != list(fractions) or fractions[-1] != 1 or fractions[0] <= 0:
         raise ContractError(f"looks need n_max >= 1 and increasing fractions that end at 1, not {n_max}, {fractions}")
+    if spending not in ("joint", "increments"):
+        raise ContractError(f"spending = {spending!r} is unknown; allowed: 'joint', 'increments'")
+    levels = joint_levels if spending == "joint" else increment_levels
     looks = tuple(sorted({max(1, math.ceil(round(n_max * fraction, 9))) for fraction in fractions}))
 
     def passes(n: int, level: float) -> bool:
@@ -136,8 +130,8 @@ def plan_looks(
         alpha_pass=alpha_pass,
         alpha_fail=alpha_fail,
         looks=looks,
-        pass_levels=_levels(looks, alpha_pass, rho, passes),
-        fail_levels=_levels(looks, alpha_fail, rho, fails),
+        pass_levels=levels(looks, alpha_pass, passes, rho),
+        fail_levels=levels(looks, alpha_fail, fails, rho),
         seed=seed,
         order=order,
     )
@@ -148,22 +142,6 @@ def matrix_plan(n0: int, margin: float, cells: int, *, alpha: float = DEFAULT_AL
     if cells < 1:
         raise ContractError(f"a matrix has at least one cell, not {cells}")
     return plan_looks(4 * n0, margin, alpha_pass=alpha, alpha_fail=alpha / cells, fractions=STAGES, seed=seed)
-
-
-def _levels(
-    looks: Sequence[int], alpha: float, rho: float, possible: Callable[[int, float], bool]
-) -> tuple[float, ...]:
-    """Spend plain increments; an instalment that cannot decide moves on to the next look."""
-    levels: list[float] = []
-    used = 0.0
-    for n in looks:
-        level = alpha * spent(n / looks[-1], rho) - used
-        if level > 0 and possible(n, min(level, 0.5)):
-            levels.append(level)
-            used += level
-        else:
-            levels.append(0.0)
-    return tuple(levels)
 
 
 def item_order(identifiers: Iterable[str], seed: int) -> list[str]:
