@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.profiles import Profile
 from pytest_attnaccept.protocol import not_gated_yet
@@ -21,16 +23,63 @@ def plan_lines(plan: Plan, profile: Profile) -> list[str]:
         cells.setdefault(item.cell, []).append(item)
     for cell, items in cells.items():
         first = items[0]
-        lines.append(f"{cell}: {first.stack} [{first.kind}, {first.surface}]")
-        lines += [f"  {item.check:<14} {_size(item, profile)}{item.reason}" for item in items]
+        lines.append(f"{cell}: {first.stack} [{first.kind}, accept.{first.surface}]")
+        for item in items:
+            lines.append(f"  {item.check:<14} {item.reason}")
+            lines += [f"  {'':<14} {text}" for text in (_sample(item, profile), _cost(item)) if text]
         missing = not_gated_yet(Kind(first.kind), Surface(first.surface), profile)
-        lines += [f"  not gated yet: {check} ({reason})" for check, reason in missing.items()]
+        if missing:
+            lines.append(f"  not gated yet: {'; '.join(f'{check} ({reason})' for check, reason in missing.items())}")
     if profile.advice:
         lines.append(f"this scenario usually ships with: {'; '.join(profile.advice)} (advice, never part of a verdict)")
+    if not profile.performance:
+        lines.append("quality gate only: performance is not part of this profile's verdict")
     return lines
 
 
-def _size(item: PlannedItem, profile: Profile) -> str:
+def _sample(item: PlannedItem, profile: Profile) -> str:
+    """Return sample size, margin and power of one item, in words."""
     if not item.exists:
-        return "INCOMPLETE: cannot be measured by this version; "
-    return ""
+        return "INCOMPLETE: this version cannot measure it, so this profile cannot pass"
+    name = item.check.split("-")[0]
+    params: Mapping[str, object] = item.params
+    if name == "needle" and "needle" in item.limits:
+        return _needle_power(int(str(params.get("contexts", 0))), item.limits["needle"], profile)
+    if name in ("perplexity", "divergence"):
+        documents = int(str(params.get("documents", 0)))
+        limits = {
+            k: v for k, v in item.limits.items() if k in (("perplexity",) if name == "perplexity" else ("kl", "top1"))
+        }
+        shown = ", ".join(f"{k} {v:g}" for k, v in limits.items())
+        return f"n={documents} documents, margin {shown}, t({documents - 1}) at alpha {profile.alpha:g}"
+    return "deterministic: no sampling error"
+
+
+def _needle_power(contexts: int, margin: float, profile: Profile) -> str:
+    from pytest_attnaccept.stats import items_needed, minimum_detectable_loss, power, smallest_margin
+
+    alpha, discordance = profile.alpha, profile.discordance
+    chance = power(contexts, margin, discordance=discordance, alpha=alpha)
+    need = items_needed(margin, discordance=discordance, alpha=alpha)
+    least = smallest_margin(contexts, discordance=discordance, alpha=alpha)
+    detect = minimum_detectable_loss(contexts, margin, discordance=discordance, alpha=alpha)
+    text = f"n={contexts} contexts, margin {margin:g}, power {chance:.3f} at zero loss and {discordance:.0%} of answers differing"
+    if chance < 0.9:
+        text += f"; UNDERPOWERED: needs n={need}"
+    shown = [
+        f"smallest certifiable margin {least:.3f}" if least else "",
+        f"a loss of {detect:.3f} FAILS with 80 %" if detect else "",
+    ]
+    return "; ".join([text, *filter(None, shown)])
+
+
+def _cost(item: PlannedItem) -> str:
+    """Return the estimated cost in prefilled tokens per side, when the model's trained length is known."""
+    count = item.params.get("contexts") or item.params.get("documents")
+    tier = item.params.get("tier")
+    if not isinstance(count, int) or not isinstance(tier, (int, float)):
+        return ""
+    length = item.params.get("max_tokens")
+    if isinstance(length, int):
+        return f"cost: about {count * length:,} prefilled tokens per side"
+    return f"cost: about {count * tier:g} x the trained length in prefilled tokens per side"

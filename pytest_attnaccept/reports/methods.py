@@ -1,0 +1,57 @@
+"""The registry in words: what each method is, how it is set, and which checks it needs under a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_attnaccept.profiles import load_profile
+from pytest_attnaccept.protocol import StackEntry, not_gated_yet, required_depth
+from pytest_attnaccept.registry import Registry
+from pytest_attnaccept.taxonomy import Knob, Method
+
+__all__ = ["depth_lines", "method_lines"]
+
+
+def method_lines(only: str | None = None) -> list[str]:
+    """Return one row per method: name, kind, layer, surface, knobs, hardware."""
+    lines = [f"{'method':<22} {'kind':<13} {'layer':<13} {'surface':<13} note"]
+    for method in _chosen(only):
+        name = method.name + (f" ({', '.join(method.aliases)})" if method.aliases else "")
+        lines.append(
+            f"{name:<22} {method.kind.value:<13} {method.layer.value:<13} {method.surface.value:<13} {method.note}"
+        )
+        lines += [f"{'':<22} {_knob(knob)}" for knob in method.knobs]
+        if method.hardware:
+            lines.append(f"{'':<22} hardware: {method.hardware}")
+    return lines
+
+
+def depth_lines(profile_name: str, only: str | None = None) -> list[str]:
+    """Return, per method, the checks that a profile requires on its default surface, each with its reason."""
+    profile = load_profile(profile_name, "--profile")
+    lines = [f"profile {profile.name}: {profile.title}", f"claim of a PASS: {profile.claim}"]
+    for method in _chosen(only):
+        entry = StackEntry(method=method, knobs={})
+        lines.append(f"{method.name} [{method.kind.value}, accept.{method.surface.value}]")
+        for requirement in required_depth([entry], method.surface, profile, method.name):
+            state = "" if requirement.exists else "(INCOMPLETE: this version cannot measure it) "
+            lines.append(f"  {requirement.check:<16} {state}{requirement.reason}")
+        missing = not_gated_yet(method.kind, method.surface, profile)
+        if missing:
+            lines.append(f"  not gated yet: {', '.join(missing)}")
+    return lines
+
+
+def _chosen(only: str | None) -> Iterator[Method]:
+    registry = Registry.builtin()
+    if only is not None:
+        yield registry.get(only, "--method")
+        return
+    yield from registry
+
+
+def _knob(knob: Knob) -> str:
+    kinds = "|".join(t.__name__ for t in knob.types)
+    default = "required" if knob.required else f"default {knob.default}"
+    worst = f", worse when {knob.worst}" if knob.worst else ""
+    return f"{knob.name}: {kinds}, {default}{worst}; {knob.doc}"
