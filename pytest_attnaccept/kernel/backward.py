@@ -1,0 +1,142 @@
+"""Whether dq, dk and dv equal the exact gradients within rounding: the check `backward`.
+
+Positions
+---------
+1. Gradients are compared on small shapes, all rows, because every element depends on many; there a dense float64
+   reference is cheap.
+2. The error model rounds P and dS to q's dtype (what fused kernels do) and the row sum of dO * O through a rounded O.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.errors import CandidateError
+from pytest_attnaccept.kernel.call import AttentionCall
+from pytest_attnaccept.kernel.cases import Case, with_keys
+from pytest_attnaccept.kernel.guard import Violation
+from pytest_attnaccept.kernel.plans import Planner
+from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, mantissa_bits, ulp
+from pytest_attnaccept.kernel.reference import Semantics, key_limits, score, semantics_of
+from pytest_attnaccept.kernel.session import NotApplicable, Session
+from pytest_attnaccept.kernel.statistics import Stat, bound
+
+__all__ = ["check_backward", "exact_gradients"]
+
+
+class Gradients(NamedTuple):
+    """Exact gradients and the variance of their rounding, float64, shapes of q, k and v."""
+
+    exact: tuple[Tensor, Tensor, Tensor]
+    variance: tuple[Tensor, Tensor, Tensor]
+
+
+def check_backward(session: Session, plan: Planner) -> None:
+    """Compare gradients at shapes that are no multiple of any tile, with fewer and more keys than queries."""
+    if not session.contract.backward:
+        raise NotApplicable("the contract does not declare backward=True")
+    wanted = [("diffuse", 2, 33, 130), ("needle", 1, 65, 257), ("shift", 2, 17, 129), ("diffuse", 1, 129, 129),
+              ("diffuse", 1, 256, 2), ("fingerprint", 3, 5, 77), ("diffuse", 2, 1, 300)]
+    specs = [plan.spec(family, batch, q, kv) for family, batch, q, kv in wanted]
+    specs += [plan.spec("diffuse", 1, 19, 93, variant=at) for at in range(1, len(plan.contract.variants()))]
+    for spec in plan.fits(specs):
+        if not spec.q_len or not spec.kv_len:
+            continue
+        case = session.build(spec)
+        session.judge(case, session.run(case))
+        session.longest = max(session.longest, spec.kv_len)
+        _compare(session, case)
+
+
+def _compare(session: Session, case: Case) -> None:
+    generator = torch.Generator().manual_seed(case.spec.number("dout"))
+    q = case.call.q
+    dout = torch.randn((*q.shape[:3], case.variant.v_head_dim), generator=generator).to(q.dtype).to(q.device)
+    try:
+        found = _candidate_gradients(session, case, dout)
+    except Violation as violation:
+        session.broken.append((str(violation), case.spec))
+        raise
+    wanted = exact_gradients(case, dout)
+    for name, gradient, exact, variance in zip(("dq", "dk", "dv"), found, wanted.exact, wanted.variance, strict=True):
+        total = (variance + ulp(exact, q.dtype).square() / 12.0).sqrt()
+        z = ((gradient.double() - exact).abs() / total.clamp_min(1e-300)).nan_to_num(math.inf)
+        place = [int(x) for x in (z == z.max()).nonzero()[0]]
+        where = f"batch {place[0]}, head {place[1]}, position {place[2]}"
+        session.record([
+            Stat(name=f"{name} maxz", value=float(z.max()) / bound(z.numel()), limit=1.0, where=where, n=z.numel()),
+            Stat(name=f"{name} z2", value=float(z.square().mean()), limit=2.0, where=where, n=z.numel()),
+        ], case)
+
+
+def _candidate_gradients(session: Session, case: Case, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    leaves = [x.detach().clone().requires_grad_(True) for x in (case.call.q, case.call.k, case.call.v)]
+    with torch.enable_grad():
+        returned = session.guard.invoke(with_keys(case, q=leaves[0], k=leaves[1], v=leaves[2]))
+        out = returned[0] if isinstance(returned, (tuple, list)) else returned
+        if not isinstance(out, Tensor) or not out.requires_grad:
+            raise Violation(f"backward=True is declared but the output has no gradient at {case.label}")
+        try:
+            q, k, v = torch.autograd.grad(out, leaves, dout.to(out.dtype))
+        except NotImplementedError as error:
+            raise Violation(f"refused: backward raised NotImplementedError({error}) at {case.label}") from error
+        except Exception as error:
+            raise CandidateError(f"backward of the candidate raised {type(error).__name__} at {case.label}: {error}") from error
+    return q, k, v
+
+
+def exact_gradients(case: Case, dout: Tensor) -> Gradients:
+    """Compute gradients of ``sum(out * dout)`` in float64 with the variance that rounding gives them."""
+    call = case.call
+    what = semantics_of(call, case.contract.alignment)
+    p, slope = _probabilities(call, what)
+    group = call.q.shape[1] // call.k.shape[1]
+    k, v = (x.double().repeat_interleave(group, dim=1) for x in (call.k, call.v))
+    q, do = call.q.double(), dout.double()
+    out = p @ v
+    dp = do @ v.transpose(-1, -2)
+    row = (do * out).sum(-1, keepdim=True)
+    ds = p * (dp - row)
+    inner = ds * slope * call.scale
+    exact = (inner @ k, _grouped(inner.transpose(-1, -2) @ q, group), _grouped(p.transpose(-1, -2) @ do, group))
+    unit = 2.0**-22 if call.q.dtype is torch.float32 else LOG_UNIFORM_RMS * 2.0 ** -(mantissa_bits(call.q.dtype) + 1)
+    row_variance = (do.square() * ulp(out, call.q.dtype).square() / 12.0).sum(-1, keepdim=True)
+    # P, dP and dS may each be rounded, and the row sum uses a rounded output.
+    noise = unit**2 * (3.0 * p.square() * (dp - row).square() + p.square() * (dp.square() + row.square()))
+    noise = (noise + p.square() * row_variance) * (slope * call.scale).square()
+    variance = (
+        noise @ k.square(),
+        _grouped(noise.transpose(-1, -2) @ q.square(), group),
+        _grouped(2.0 * unit**2 * p.square().transpose(-1, -2) @ do.square(), group),
+    )
+    # The error of the row sum is common to a whole row of dS, so it adds up along the row in dq.
+    common = row_variance * ((p * slope * call.scale) @ k).square()
+    return Gradients(exact, (variance[0] + common, variance[1], variance[2]))
+
+
+def _grouped(x: Tensor, group: int) -> Tensor:
+    return x.unflatten(1, (-1, group)).sum(2)
+
+
+def _probabilities(call: AttentionCall, what: Semantics) -> tuple[Tensor, Tensor]:
+    """Return P and the derivative of the score with respect to ``q . k * scale``, ``(batch, q_heads, q_len, kv_len)``."""
+    q_len, kv_len = call.q.shape[2], call.k.shape[2]
+    device = call.q.device
+    index, keys = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
+    low, high = key_limits(what, index)
+    k = call.k.double()[:, what.head_map]
+    k = torch.where((keys < what.lengths[:, None])[:, None, :, None], k, 0.0)
+    raw = call.q.double() @ k.transpose(-1, -2) * call.scale
+    position = index[None, :] + what.offset[:, None]
+    s, t = score(raw, what, (keys - position[..., None])[:, None])
+    slope = torch.where(raw.abs() > 1e-12, t / torch.where(raw.abs() > 1e-12, raw, 1.0), 1.0)
+    seen = (keys >= low[..., None]) & (keys < high[..., None])
+    s = s.masked_fill(~seen[:, None], -torch.inf)
+    lse = torch.logsumexp(s, -1, keepdim=True)
+    if what.sinks is not None:
+        lse = torch.logaddexp(lse, what.sinks[None, :, None, None])
+    return torch.exp(s - lse).nan_to_num(0.0), slope

@@ -1,0 +1,83 @@
+"""Whether a call gives the same answer again: run to run, under load, and after other calls with other scalars.
+
+Positions
+---------
+1. Repeats are bitwise where the contract says deterministic (the default), else within rounding.
+2. Between repeats the function sees the same shapes with other lengths, sinks, slopes, scales and pages: a cache keyed by
+   shape alone replays the wrong ones, which the judged answer of those calls shows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from pytest_attnaccept.kernel.plans import Planner
+from pytest_attnaccept.kernel.session import Session
+from pytest_attnaccept.measurement import Fact
+
+__all__ = ["check_repeat"]
+
+_REPEATS = 12
+
+
+def check_repeat(session: Session, plan: Planner) -> None:
+    """Repeat small and larger cases, quiet and under load, with other cases of the same shape in between."""
+    count = 0
+    top = min(plan.max_length, 2047)
+    for spec in plan.fits([plan.spec("diffuse", 2, 33, 333), plan.spec("diffuse", 2, 1, top), plan.spec("needle", 1, 65, 600)]):
+        base = session.measure(spec)
+        for _ in range(_REPEATS // 2):
+            session.expect_same("repeat", base, session.run(base.case))
+            count += 1
+        for other in range(1, 4):
+            changed = replace(spec, seed=spec.seed + 1000 * other, family="shift" if other == 2 else spec.family)
+            for between in plan.fits([changed]):
+                session.measure(between)
+            session.expect_same("repeat after other calls", base, session.run(base.case))
+            count += 1
+        with _load(session.device):
+            for _ in range(_REPEATS // 2):
+                session.expect_same("repeat under load", base, session.run(base.case))
+                count += 1
+    _other_shapes(session, plan)
+    # A fault that strikes one call in N is missed with probability (1 - 1/N) ** count.
+    session.facts.append(Fact(name="repeats", value=count))
+    session.resolution = f"a fault that strikes more than one call in {max(1, round(count / 4.6))} is seen with probability 0.99"
+
+
+def _other_shapes(session: Session, plan: Planner) -> None:
+    """Grow one sequence step by step through the same function, as a decode loop does."""
+    for kv_len in (63, 64, 65, 128, 129, 257, 512, 1025):
+        for spec in plan.fits([plan.spec("diffuse", 2, 1, kv_len)]):
+            session.measure(spec)
+
+
+@contextmanager
+def _load(device: str) -> Iterator[None]:
+    """Keep the device busy with matrix products in another thread (another stream on CUDA)."""
+    stop = threading.Event()
+
+    def work() -> None:
+        generator = torch.Generator().manual_seed(0)
+        a = torch.randn(192, 192, generator=generator).to(device)
+        stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        while not stop.is_set():
+            if stream is None:
+                _ = a @ a
+            else:
+                with torch.cuda.stream(stream):
+                    _ = a @ a
+                stream.synchronize()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,309 @@
+"""Whether an output is the exact answer plus rounding: standardised error statistics of sampled rows.
+
+Positions
+---------
+1. Every statistic is divided by its own predicted deviation, so its limit is 1 (or 6) at every length and dtype.
+2. Gain, scale and key scan are taken only on diffuse rows (64 or more effective keys): with one dominating key the output
+   lies on the grid of V and its rounding is no longer random.
+3. The key scan is a matched filter per key. It names the key that is missing, extra or counted twice, and its own
+   deviation says which key weight would still be seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.kernel.call import AttentionCall
+from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, Precision, ulp
+from pytest_attnaccept.kernel.reference import Rows, Semantics, blocks, key_limits, score
+
+__all__ = [
+    "Deviation",
+    "Scan",
+    "Stat",
+    "bound",
+    "deviation_of",
+    "edge_scan",
+    "error_stats",
+    "key_scan",
+    "lost_key_error",
+    "projection_stats",
+    "scan_stats",
+]
+
+_ALPHA = 1e-6
+_DIFFUSE_KEYS = 64.0
+# Projections use many errors at once; 6 deviations are 1e-9 two-sided.
+_PROJECTION_LIMIT = 6.0
+# Correct kernels reach 1.0 when P is rounded and .35 when it is not (reference statistics 7.2); the limit leaves 25 %.
+_Z2_LIMIT = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """One statistic of one case: ``value <= limit`` for a correct kernel."""
+
+    name: str
+    value: float
+    limit: float
+    where: str
+    n: int = 1
+    offset: int | None = None
+    key: int | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Value in units of the limit; NaN counts as infinite."""
+        return math.inf if math.isnan(self.value) else self.value / self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """Predicted deviation of every sampled output element, ``(batch, q_heads, rows, v_head_dim)`` float64."""
+
+    variance: Tensor
+    spacing: Tensor
+    sigma_p: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Result of the pass over all keys, ``(batch, q_heads, keys)`` or ``(batch, q_heads)`` float64.
+
+    Attributes
+    ----------
+    filtered
+        Matched filter per key: negative where a key is missing.
+    power
+        Its variance; a lost key has the expected value ``-power``.
+    gain_variance, scale_variance
+        Variance of the two projections from errors that are coherent over the head dimension.
+    """
+
+    filtered: Tensor
+    power: Tensor
+    gain_variance: Tensor
+    scale_variance: Tensor
+    first_key: int
+
+
+def bound(n: int) -> float:
+    """Return the sub-Gaussian bound for the largest of `n` standardised errors at a false alarm of 1e-6."""
+    return math.sqrt(2.0 * math.log(2.0 * max(n, 1) / _ALPHA))
+
+
+def deviation_of(rows: Rows, written: torch.dtype, precision: Precision, *, equal_scores: bool = False) -> Deviation:
+    """Predict the deviation of outputs that were written in dtype `written`.
+
+    With `equal_scores` all probabilities may be rounded in the same direction, by up to half an ulp of P.
+    """
+    spacing = ulp(rows.out, written)
+    # float32 accumulation over n keys in partial sums of 16 (reference statistics 7.1).
+    accumulated = 2.0**-48 * (rows.count[..., None] / 16.0 + 1.0) * rows.out.square()
+    inner = rows.variance_p + rows.variance_s + accumulated
+    # Sums that cancel (V around zero) still round at the size of their parts.
+    inner = inner + 2.0**-48 * rows.weight2[..., None] * 0.25
+    if equal_scores:
+        inner = inner + (precision.p_relative / LOG_UNIFORM_RMS) ** 2 * rows.out.square()
+    return Deviation(variance=spacing.square() / 12.0 + inner, spacing=spacing, sigma_p=inner.sqrt())
+
+
+def error_stats(error: Tensor, rows: Rows, deviation: Deviation, *, spread_v: bool = True) -> list[Stat]:
+    """Maximum, excess and mean square of the standardised error (item 1 to 3).
+
+    Without `spread_v` all columns of a row share their error, which leaves one degree of freedom per row.
+    """
+    live = (rows.count > 0).expand(error.shape[:3])
+    n = int(live.sum()) * error.shape[-1]
+    if n == 0:
+        return []
+    magnitude = torch.where(live[..., None], error.abs(), 0.0).nan_to_num(torch.inf)
+    z = magnitude / deviation.variance.sqrt().clamp_min(1e-300)
+    excess = (magnitude - deviation.spacing).clamp_min(0.0) / deviation.sigma_p.clamp_min(1e-300)
+    effective = torch.where(live, 1.0 / rows.weight2.clamp_min(1e-300), 0.0)
+    freedom = effective.clamp(max=float(error.shape[-1]) if spread_v else 1.0)[live].clamp_min(1.0).sum()
+    mean_square = z.square().sum() / n
+    limit = _Z2_LIMIT + _PROJECTION_LIMIT * math.sqrt(2.0 / float(freedom))
+    row_square = z.square().mean(-1)
+    return [
+        Stat(name="maxz", value=float(z.max()) / bound(n), limit=1.0, where=_place(z, rows), n=n),
+        Stat(name="excess", value=float(excess.max()) / bound(n), limit=1.0, where=_place(excess, rows), n=n),
+        Stat(name="z2", value=float(mean_square), limit=limit, where=_place(row_square[..., None], rows), n=n),
+    ]
+
+
+def key_scan(
+    call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, deviation: Deviation, precision: Precision
+) -> Scan | None:
+    """Pass over all keys once more with the error as a filter (item 6), on diffuse rows; None when there are none."""
+    diffuse = ((1.0 / rows.weight2.clamp_min(1e-300)) >= _DIFFUSE_KEYS) & (rows.count > 0)
+    if not bool(diffuse.any()):
+        return None
+    low, high = key_limits(what, rows.index)
+    first, last = int(low.min()), int(high.max())
+    inverse = torch.where(diffuse[..., None], 1.0 / deviation.variance, 0.0)
+    e, o, slope = error.nan_to_num() * inverse, rows.out * inverse, rows.scale_slope * inverse
+    eo, oo, so = ((a * rows.out).sum(-1)[..., None].float() for a in (e, o, slope))
+    stacked = torch.cat([e, o, slope], dim=2).float()
+    narrow = inverse.float()
+    count = len(rows.index)
+    shape = (*rows.lse.shape[:2], last - first)
+    filtered, power = (torch.zeros(shape, dtype=torch.float64, device=e.device) for _ in range(2))
+    gain, scale = (torch.zeros(shape[:2], dtype=torch.float64, device=e.device) for _ in range(2))
+    noise = _noise_per_score(precision, rows)
+    for block in blocks(call, what, rows.index):
+        p = torch.exp(block.s - rows.lse[..., None]).nan_to_num(0.0).float() * diffuse[..., None]
+        v = block.v.float()
+        ev, ov, sv = (stacked @ v.transpose(-1, -2)).split(count, dim=2)
+        spread = (narrow @ v.square().transpose(-1, -2) - 2.0 * ov + oo).clamp_min(0.0)
+        part = slice(block.low - first, block.high - first)
+        filtered[:, :, part] = (p * (ev - eo)).sum(2, dtype=torch.float64)
+        p2 = p.square()
+        power[:, :, part] = (p2 * spread).sum(2, dtype=torch.float64)
+        c2 = precision.p_relative**2
+        gain += (p2 * (c2 * ov.square() + noise * (ov - oo).square())).sum((2, 3), dtype=torch.float64)
+        scale += (p2 * (c2 * sv.square() + noise * (sv - so).square())).sum((2, 3), dtype=torch.float64)
+    return Scan(filtered=filtered, power=power, gain_variance=gain, scale_variance=scale, first_key=first)
+
+
+def scan_stats(scan: Scan, precision: Precision) -> list[Stat]:
+    """Largest filtered key, per head and summed over heads."""
+    found = []
+    own = max(precision.p_relative, precision.s_relative, 1e-7)
+    for name, filtered, power in (
+        ("scan", scan.filtered, scan.power),
+        ("scan.heads", scan.filtered.sum(1, keepdim=True), scan.power.sum(1, keepdim=True)),
+    ):
+        deviation = (power + (own * power).square()).sqrt().clamp_min(1e-30)
+        z = filtered.abs() / deviation
+        at = int(z.flatten().argmax())
+        batch, head, key = _unravel(at, tuple(z.shape))
+        sign = "missing" if float(filtered.flatten()[at]) < 0 else "too heavy"
+        head_text = f"head {head}, " if name == "scan" else ""
+        where = f"batch {batch}, {head_text}key {key + scan.first_key} ({sign})"
+        found.append(
+            Stat(name=name, value=float(z.max()) / bound(z.numel()), limit=1.0, where=where, n=z.numel(), key=key + scan.first_key)
+        )
+    return found
+
+
+def projection_stats(rows: Rows, error: Tensor, deviation: Deviation, scan: Scan, precision: Precision) -> list[Stat]:
+    """Gain (wrong normaliser) and scale (wrong temperature), item 4 and 5, over all diffuse rows and per head."""
+    diffuse = (((1.0 / rows.weight2.clamp_min(1e-300)) >= _DIFFUSE_KEYS) & (rows.count > 0))[..., None]
+    inverse = torch.where(diffuse, 1.0 / deviation.variance, 0.0)
+    rounding = deviation.spacing.square() / 12.0
+    bias = 2.0**-24 * (float(rows.count.max()) / 16.0 + 8.0)
+    # Rounding scores to the input dtype moves p by its square in the mean.
+    bias += 2.0 * float(torch.where(diffuse[..., 0], rows.score_noise, 0.0).max())
+    found = []
+    for name, direction, coherent in (
+        ("gain", rows.out, scan.gain_variance),
+        ("scale", rows.scale_slope, scan.scale_variance),
+    ):
+        weight = direction * inverse
+        value = (error.nan_to_num() * weight).sum((2, 3))
+        variance = (weight.square() * rounding).sum((2, 3)) + coherent
+        allowed = bias * (direction * weight).sum((2, 3))
+        total, sd = value.sum(), variance.sum().sqrt().clamp_min(1e-30)
+        found.append(_projection(name, float(total), float(sd), float(allowed.sum()), "all heads"))
+        ratio = value.abs() / (_PROJECTION_LIMIT * variance.sqrt().clamp_min(1e-30) + allowed)
+        batch, head = _unravel(int(ratio.flatten().argmax()), tuple(ratio.shape))
+        worst = (float(x[batch, head]) for x in (value, variance.sqrt().clamp_min(1e-30), allowed))
+        found.append(_projection(f"{name}.head", *worst, f"batch {batch}, head {head}"))
+    return found
+
+
+def edge_scan(call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, deviation: Deviation) -> Stat | None:
+    """Matched filter at fixed distances from each row's two mask edges: one key too many or too few at an edge.
+
+    Offset 0 is the newest visible key, +1 the first masked one; at the left edge -1 is the first key that is masked.
+    """
+    diffuse = ((1.0 / rows.weight2.clamp_min(1e-300)) >= _DIFFUSE_KEYS) & (rows.count > 0)
+    if not bool(diffuse.any()) or not what.causal:
+        return None
+    low, high = key_limits(what, rows.index)
+    best: Stat | None = None
+    for edge, anchor, inside in (("right", high - 1, range(-8, 1)), ("left", low, range(0, 8))):
+        outside = range(1, 65) if edge == "right" else range(-64, 0)
+        for offset in sorted((*inside, *outside), key=abs):
+            value, n = _offset_filter(call, what, rows, error, deviation, diffuse, anchor + offset)
+            if n and (best is None or value > best.value * best.limit):
+                text = "masked key leaks in" if offset in outside else "visible key is wrong"
+                best = Stat(
+                    name="edge", value=value, limit=1.0, where=f"{edge} mask edge, offset {offset} ({text})", n=n, offset=offset
+                )
+    return best
+
+
+def lost_key_error(call: AttentionCall, what: Semantics, rows: Rows) -> Tensor:
+    """Return the error of a kernel that loses the middle visible key of every row, shape of ``rows.out``."""
+    low, high = key_limits(what, rows.index)
+    p, v = _weight(call, what, rows, (low + high) // 2, (rows.count > 1).expand_as(rows.lse))
+    return -(p / (1.0 - p).clamp_min(1e-9))[..., None] * (v - rows.out)
+
+
+def _weight(call: AttentionCall, what: Semantics, rows: Rows, key: Tensor, use: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight that ``key[batch, row]`` has (or would have, when masked), and its V, per head."""
+    ok = (key >= 0) & (key < what.lengths[:, None])
+    k, v = _take(call, what, key.clamp(min=0))
+    q = call.q[:, :, rows.index].double() * what.scale
+    position = rows.index[None, :] + what.offset[:, None]
+    s, _ = score((q * k).sum(-1, keepdim=True), what, (key - position)[:, None, :, None])
+    p = torch.where(ok[:, None] & use, torch.exp(s[..., 0] - rows.lse), 0.0).nan_to_num(0.0).clamp_max(1.0)
+    return p, v
+
+
+def _offset_filter(
+    call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, deviation: Deviation, use: Tensor, key: Tensor
+) -> tuple[float, int]:
+    """Return the standardised filter for key ``key[batch, row]`` of each row, in units of its bound, and how many rows have one."""
+    p, v = _weight(call, what, rows, key, use)
+    direction = p[..., None] * (v - rows.out) / deviation.variance
+    value = (direction * error.nan_to_num()).sum()
+    power = (direction.square() * deviation.variance).sum()
+    n = int((p > 0).sum())
+    spread = (power + (2e-3 * power).square()).sqrt().clamp_min(1e-30)
+    return float(value.abs() / spread) / bound(146), n
+
+
+def _take(call: AttentionCall, what: Semantics, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Gather K and V of one key per row: ``(batch, q_heads, rows, dim)`` float64."""
+    batch = torch.arange(key.shape[0], device=key.device)[:, None]
+    if call.block_table is None:
+        last = max(call.k.shape[2] - 1, 0)
+        k, v = (x.transpose(1, 2)[batch, key.clamp(max=last)] for x in (call.k, call.v))
+    else:
+        size = call.k.shape[1]
+        table = call.block_table.to(key.device)
+        page = torch.gather(table, 1, (key // size).clamp(max=table.shape[1] - 1))
+        k, v = (x[page, key % size] for x in (call.k, call.v))
+    k, v = (x.transpose(1, 2)[:, what.head_map].double().nan_to_num() for x in (k, v))
+    return k * what.k_factor, v * what.v_factor
+
+
+def _noise_per_score(precision: Precision, rows: Rows) -> float:
+    """Mean variance of one score; exact per key only in `reference_rows`, an average is enough for a projection."""
+    return float(rows.score_noise.mean()) if precision.s_relative or not precision.half else 0.0
+
+
+def _projection(name: str, value: float, deviation: float, allowed: float, where: str) -> Stat:
+    limit = _PROJECTION_LIMIT + allowed / deviation
+    direction = "too large" if value > 0 else "too small"
+    return Stat(name=name, value=abs(value) / deviation, limit=limit, where=f"{where} ({direction})")
+
+
+def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    place = []
+    for size in reversed(shape):
+        place.append(flat % size)
+        flat //= size
+    return tuple(reversed(place))
+
+
+def _place(z: Tensor, rows: Rows) -> str:
+    batch, head, row, _ = _unravel(int(z.flatten().argmax()), tuple(z.shape))
+    return f"batch {batch}, head {head}, row {int(rows.index[row])}"
