@@ -13,20 +13,19 @@ Positions
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize
 
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.stats import tango
 from pytest_attnaccept.stats.decision import DEFAULT_ALPHA, decide, require_alpha, require_margin
 from pytest_attnaccept.stats.floors import MIN_CLUSTERS, baseline_floor, too_few_items
 from pytest_attnaccept.stats.gaffke import difference_cdf, difference_sf, weighted_mean_tail
+from pytest_attnaccept.stats.roots import bound
 from pytest_attnaccept.taxonomy import Verdict
 
 __all__ = [
@@ -262,8 +261,8 @@ def _conclude(
         verdict = Verdict.INCONCLUSIVE
     if floor and verdict is not Verdict.FAIL:
         verdict = Verdict.INVALID
-    upper = _root(upper_tail, alphas[0], loss, support[1])
-    lower = _root(lower_tail, alphas[1], loss, support[0])
+    upper = bound(upper_tail, alphas[0], loss, support[1])
+    lower = bound(lower_tail, alphas[1], loss, support[0])
     n, losses, gains = counts
     return PairedResult(
         verdict=verdict,
@@ -282,22 +281,6 @@ def _conclude(
         alpha_fail=alphas[1],
         measurable=lower > 0,
     )
-
-
-def _root(tail: Callable[[float], float], alpha: float, inside: float, end: float) -> float:
-    """Find where the tail crosses alpha between the estimate and the end of the support."""
-
-    def gap(m: float) -> float:
-        return math.log(max(tail(m), 1e-300)) - math.log(alpha)
-
-    if gap(inside) <= 0:  # the estimate itself is excluded: only possible for coarse exact tests
-        return inside
-    near = inside + (end - inside) * 0.02
-    step = 0.02
-    while gap(near) > 0 and step < 1:
-        inside, step = near, min(1.0, step * 2.5)
-        near = inside + (end - inside) * step
-    return end if gap(near) > 0 else float(optimize.brentq(gap, inside, near, xtol=1e-7, rtol=1e-7))
 
 
 def _reason(verdict: Verdict, loss: float, lower: float, upper: float, margin: float, floor: str, too_few: str) -> str:
