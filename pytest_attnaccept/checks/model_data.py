@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
     from pytest_attnaccept.engines.loading import LoadedModel
 
-__all__ = ["Documents", "context_tokens", "documents", "encode", "split_documents", "to_row"]
+__all__ = ["Documents", "batches", "context_tokens", "documents", "encode", "split_documents", "to_row"]
 
 _HEADING = re.compile(r"^ = [^=].*[^=] = $")  # first-level heading of WikiText raw: one article
 
@@ -32,7 +32,7 @@ class Documents:
     Attributes
     ----------
     rows
-        Token rows (n,), one per document, the tokens before the text (BOS) included.
+        Token rows (1, n), one per document, the tokens before the text (BOS) included.
     continuation
         How many of their last tokens are scored; what precedes them is context.
     asked
@@ -52,8 +52,16 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def to_row(loaded: LoadedModel, ids: Sequence[int]) -> Tensor:
-    """Return `ids` with the model's prefix as a row on its device."""
-    return torch.tensor([*loaded.prefix_ids, *ids], dtype=torch.long, device=next(loaded.model.parameters()).device)
+    """Return `ids` with the model's prefix as a batch of one row (1, n) on its device."""
+    return torch.tensor([[*loaded.prefix_ids, *ids]], dtype=torch.long, device=next(loaded.model.parameters()).device)
+
+
+def batches(keys: Sequence[Hashable], size: int) -> list[list[int]]:
+    """Return the positions of `keys` in groups of equal keys, at most `size` each, in order of first appearance."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, key in enumerate(keys):
+        groups.setdefault(key, []).append(position)
+    return [group[at : at + size] for group in groups.values() for at in range(0, len(group), size)]
 
 
 def context_tokens(session: ModelSession, params: Params, *, tier: float) -> int:
@@ -68,7 +76,9 @@ def context_tokens(session: ModelSession, params: Params, *, tier: float) -> int
     trained = session.trained_length
     if trained is None:
         if cap is None:
-            raise ContractError(f"{params.check}: the trained length of {session.baseline.loaded.spec} is not known; give max_tokens or tokens")
+            raise ContractError(
+                f"{params.check}: the trained length of {session.baseline.loaded.spec} is not known; give max_tokens or tokens"
+            )
         return cap
     length = max(1, round(tier * trained))
     return length if cap is None else min(length, cap)
@@ -103,7 +113,9 @@ def documents(session: ModelSession, params: Params, *, count: int, length: int,
 def _builtin(session: ModelSession, count: int, room: int) -> list[str]:
     tokenizer = session.baseline.loaded.tokenizer
     return [
-        generate("text", fit=lambda t: len(encode(tokenizer, t)), target_tokens=room, seed=session.seed, index=index).context
+        generate(
+            "text", fit=lambda t: len(encode(tokenizer, t)), target_tokens=room, seed=session.seed, index=index
+        ).context
         for index in range(count)
     ]
 

@@ -33,17 +33,26 @@ def measure(session: ModelSession, params: Params) -> Measured:
     """Compare logits in every pattern, and report greedy tokens that differ away from a near-tie."""
     given = Params(check=params.check, given={**DEFAULTS, **params.given})
     length = context_tokens(session, given, tier=given.number("tier", 1.0))
-    data = documents(session, given, count=given.integer("documents", 4), length=length, continuation=given.integer("continuation", 32))
+    data = documents(
+        session,
+        given,
+        count=given.integer("documents", 4),
+        length=length,
+        continuation=given.integer("continuation", 32),
+    )
     gates: list[Threshold] = []
     for name in given.texts("patterns", ()):
         worst, bound, place, flips = 0.0, 0.0, "", 0
         for number, row in enumerate(data.rows):
-            base, cand = _both(session, row, row.numel() - data.continuation, name, given.integer("step", 8))
+            base, cand = _both(session, row, row.shape[1] - data.continuation, name, given.integer("step", 8))
             gap = largest_difference(base, cand)
             bound = max(bound, rounding_bound(base))
             flips += _real_flips(base, cand, bound)
             if not gap <= worst:
-                worst, place = gap, f"document {number}, position {int((base - cand).abs().amax(-1).argmax())} after the context"
+                worst, place = (
+                    gap,
+                    f"document {number}, position {int((base - cand).abs().amax(-1).argmax())} after the context",
+                )
         gates.append(Threshold(
             name=f"logits[{name}]", value=worst, limit=bound, unit="logit", n=len(data.rows) * data.continuation, where=place,
             origin="measured: 14 times the cached/uncached difference in float32; else 8 roundings of the largest logit",
@@ -54,7 +63,10 @@ def measure(session: ModelSession, params: Params) -> Measured:
         ))  # fmt: skip
     return Measured(
         gates=tuple(gates),
-        facts=(Fact(name="context", value=length - data.continuation, unit="tokens"), soundness_fact(session, session.baseline)),
+        facts=(
+            Fact(name="context", value=length - data.continuation, unit="tokens"),
+            soundness_fact(session, session.baseline),
+        ),
         data_digest=data.digest,
     )
 
@@ -70,7 +82,5 @@ def _both(session: ModelSession, row: Tensor, context: int, name: str, step: int
 def _real_flips(base: Tensor, cand: Tensor, bound: float) -> int:
     """Count positions whose most likely token differs although the baseline's margin is not a near-tie."""
     top = base.topk(2, dim=-1).values
-    margin = top[:, 0] - top[:, 1]
+    margin = top[..., 0] - top[..., 1]
     return int(((base.argmax(-1) != cand.argmax(-1)) & (margin > 2 * bound)).sum())
-
-

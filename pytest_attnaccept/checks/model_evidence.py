@@ -22,7 +22,15 @@ from pytest_attnaccept.taxonomy import Verdict
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Soundness", "largest_difference", "not_evidence", "pattern_of", "rounding_bound", "soundness", "soundness_fact"]
+__all__ = [
+    "Soundness",
+    "largest_difference",
+    "not_evidence",
+    "pattern_of",
+    "rounding_bound",
+    "soundness",
+    "soundness_fact",
+]
 
 Soundness = tuple[int | None, float, float]
 
@@ -64,15 +72,15 @@ def _measure_soundness(side: Side) -> Soundness:
     plain = replace(side, around=Candidate())
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(side.model.get_input_embeddings().weight.shape[0])
-    ids = torch.randint(0, vocabulary, (48,), generator=generator).to(next(side.model.parameters()).device)
+    ids = torch.randint(0, vocabulary, (1, 48), generator=generator).to(next(side.model.parameters()).device)
     context = 33  # odd, so that no chunk length of a recurrent scan divides it
     with plain.running():
-        whole, _ = call(side.model, side.form, ids[None], None, 0, side=side.name)
-        whole = whole[0, context - 1 : -1]
+        whole, _ = call(side.model, side.form, ids, None, 0, side=side.name)
+        whole = whole[:, context - 1 : -1]
         bound = rounding_bound(whole)
         gap = 0.0
         for step in (None, 1):
-            pattern = Pattern(name="one-shot", prefill=None, step=step or len(ids))
+            pattern = Pattern(name="one-shot", prefill=None, step=step or ids.shape[1])
             gap = largest_difference(teacher_forced(plain, ids, context, pattern), whole)
             if gap <= bound:
                 return step, gap, bound
@@ -99,14 +107,25 @@ def not_evidence(session: ModelSession, tokens: int, *, identical: bool) -> tupl
     if not session.approximate:
         return ()
     if session.claims and all(claim.is_identity for claim in session.claims):
-        return (_refusal(Verdict.INVALID, f"{session.claim.source} keeps everything: an identity setting tests nothing"),)
+        return (
+            _refusal(Verdict.INVALID, f"{session.claim.source} keeps everything: an identity setting tests nothing"),
+        )
     for claim in session.claims:
         missing = claim.missing_tokens(tokens)
         if missing:
-            return (_refusal(Verdict.INCONCLUSIVE, f"{claim.source} is not reached by {tokens} tokens: needs context > {missing}"),)
+            return (
+                _refusal(
+                    Verdict.INCONCLUSIVE, f"{claim.source} is not reached by {tokens} tokens: needs context > {missing}"
+                ),
+            )
     if identical:
         words = session.claim.source or "the candidate"
-        return (_refusal(Verdict.INVALID, f"{words} never ran: bit-identical to the baseline over {tokens} tokens, where it must act"),)
+        return (
+            _refusal(
+                Verdict.INVALID,
+                f"{words} never ran: bit-identical to the baseline over {tokens} tokens, where it must act",
+            ),
+        )
     return ()
 
 

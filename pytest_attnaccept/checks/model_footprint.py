@@ -49,7 +49,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     continuation, step = given.integer("continuation", 16), given.integer("step", 8)
     length = context_tokens(session, given, tier=given.number("tier", 1.0))
     data = documents(session, given, count=1, length=length, continuation=continuation)
-    row, context = data.rows[0], data.rows[0].numel() - continuation
+    row, context = data.rows[0], data.rows[0].shape[1] - continuation
     base = moments(session.baseline, row, context, pattern_of(session, session.baseline, "one-shot", step))
     found = {
         name: moments(session.candidate, row, context, pattern_of(session, session.candidate, name, step))
@@ -65,7 +65,10 @@ def measure(session: ModelSession, params: Params) -> Measured:
         facts=(*_facts(session, base, found, context), soundness_fact(session, session.baseline)),
         refusals=refusals,
         data_digest=data.digest,
-        details={"layers": {name: [m.table() for m in pair] for name, pair in found.items()}, "baseline": [m.table() for m in base]},
+        details={
+            "layers": {name: [m.table() for m in pair] for name, pair in found.items()},
+            "baseline": [m.table() for m in base],
+        },
     )
 
 
@@ -83,7 +86,9 @@ def _refusals(
     pattern = pattern_of(session, session.candidate, "one-shot", step)
     unread = bypassed_layers(session.candidate, row, context, pattern)
     if unread:
-        refusals.append(_invalid(f"the continuation bypasses the cache: damaging what layer {unread} stores changes no logit"))
+        refusals.append(
+            _invalid(f"the continuation bypasses the cache: damaging what layer {unread} stores changes no logit")
+        )
     for name, pair in found.items():
         words = kept_original(session.claim, base, pair)
         if words:
@@ -110,7 +115,10 @@ def _identical(session: ModelSession, row: Tensor, context: int, step: int) -> b
 def _facts(
     session: ModelSession, base: tuple[Moment, Moment], found: Mapping[str, tuple[Moment, Moment]], context: int
 ) -> list[Fact]:
-    facts = [Fact(name="context", value=context, unit="tokens"), Fact(name="claim", value=session.claim.source or "none")]
+    facts = [
+        Fact(name="context", value=context, unit="tokens"),
+        Fact(name="claim", value=session.claim.source or "none"),
+    ]
     total = max(1, base[1].total_bytes)
     for name, (_, last) in found.items():
         facts.append(Fact(name=f"bytes[{name}]", value=last.total_bytes, unit="bytes"))

@@ -53,7 +53,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     length = context_tokens(session, given, tier=given.number("tier", 1.0))
     data = documents(session, given, count=given.integer("documents", 2), length=length, continuation=continuation)
     names = given.texts("patterns", ())
-    row, context = data.rows[0], data.rows[0].numel() - continuation
+    row, context = data.rows[0], data.rows[0].shape[1] - continuation
     hooks = _hooks(session.baseline)
     before = {name: _logits(session, session.baseline, row, context, name, step) for name in names}
     gates: list[Gate] = [_cached_gate(session)]
@@ -84,7 +84,12 @@ def _logits(session: ModelSession, side: Side, row: Tensor, context: int, name: 
 def _cached_gate(session: ModelSession) -> Threshold:
     _, gap, bound = soundness(session, session.baseline)
     return Threshold(
-        name="cached_equals_uncached", value=gap, limit=bound, unit="logit", where="baseline, untouched cache", origin=_ORIGIN
+        name="cached_equals_uncached",
+        value=gap,
+        limit=bound,
+        unit="logit",
+        where="baseline, untouched cache",
+        origin=_ORIGIN,
     )
 
 
@@ -96,7 +101,7 @@ def _identity_gates(
         return []
     worst, bound, place = 0.0, 0.0, ""
     for number, row in enumerate(rows):
-        context = row.numel() - continuation
+        context = row.shape[1] - continuation
         base = _logits(session, session.baseline, row, context, name, step)
         gap = largest_difference(base, _logits(session, session.identity, row, context, name, step))
         bound = max(bound, rounding_bound(base))
@@ -111,9 +116,9 @@ def _identity_gates(
 def _causality_gate(session: ModelSession, row: Tensor, context: int) -> Threshold:
     """Change the last token that is fed and compare the logits of all earlier positions of the same call."""
     side = session.candidate
-    step = row.numel() - context
+    step = row.shape[1] - context
     other = row.clone()
-    other[-2] = (row[-2] + 1) % int(side.model.get_input_embeddings().weight.shape[0])
+    other[:, -2] = (row[:, -2] + 1) % int(side.model.get_input_embeddings().weight.shape[0])
     try:
         pattern = pattern_of(session, side, "one-shot", step)
         one, two = _pair(side, row, other, context, pattern)
@@ -121,8 +126,8 @@ def _causality_gate(session: ModelSession, row: Tensor, context: int) -> Thresho
         pattern = pattern_of(session, side, "one-shot", 1)
         one, two = _pair(side, row, other, context, pattern)
     return Threshold(
-        name="causality", value=largest_difference(one[:-1], two[:-1]), limit=rounding_bound(one), unit="logit",
-        n=one.shape[0] - 1, where="continuation in one call, last token changed", origin=_ORIGIN, seems="tokens see the future",
+        name="causality", value=largest_difference(one[:, :-1], two[:, :-1]), limit=rounding_bound(one), unit="logit",
+        n=one.shape[1] - 1, where="continuation in one call, last token changed", origin=_ORIGIN, seems="tokens see the future",
     )  # fmt: skip
 
 
@@ -155,5 +160,7 @@ def _facts(session: ModelSession, length: int, continuation: int) -> tuple[Fact,
         soundness_fact(session, session.baseline),
     ]
     if session.identity is None:
-        facts.append(Fact(name="identity_setting", value="a candidate of the user's own has none; removal and causality only"))
+        facts.append(
+            Fact(name="identity_setting", value="a candidate of the user's own has none; removal and causality only")
+        )
     return tuple(facts)

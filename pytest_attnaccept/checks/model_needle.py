@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from pytest_attnaccept.checks.model_data import context_tokens, encode, to_row
+from pytest_attnaccept.checks.model_data import batches, context_tokens, encode, to_row
 from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.memo import baseline_memo
@@ -99,49 +100,68 @@ def _items(session: ModelSession, given: Params, length: int) -> list[TaskItem]:
 
 
 def _answers(session: ModelSession, side: Side, items: Sequence[TaskItem], pattern: str) -> list[list[Answer]]:
+    """Answer every question of every item; contexts of equal length go through the model together."""
     how = pattern_of(session, side, pattern, 1)
-    return [_remembered(session, side, item, how) for item in items]
+    rows = [to_row(side.loaded, encode(side.loaded.tokenizer, item.context)) for item in items]
+    found: dict[int, list[Answer]] = {}
+    for group in batches([(row.shape[1], _shape(side, item)) for row, item in zip(rows, items, strict=True)], session.batch):
+        members = [items[number] for number in group]
+        answered = _remembered(session, side, members, torch.cat([rows[number] for number in group]), how)
+        found.update(zip(group, answered, strict=True))
+    return [found[number] for number in range(len(items))]
 
 
-def _remembered(session: ModelSession, side: Side, item: TaskItem, how: Pattern) -> list[Answer]:
-    """Answer the questions of one context; a plain baseline's answers are remembered across sessions."""
-    plain = side.name == "baseline" and not side.changes
-    key = ("needle", session.weights[side.name], session.device, item.digest, how)
-    if plain:
-        found = baseline_memo.get(key)
-        if found is not None:
-            return [Answer(teacher_forced=bool(r[0]), generated=bool(r[1]), nll=float(r[2])) for r in found.tolist()]
-    with side.running():
-        state = prefill(side, to_row(side.loaded, encode(side.loaded.tokenizer, item.context)), how)
-        answers = [_answer(side, fork(side, state), question) for question in item.questions]
-    if plain:
-        rows = [[float(a.teacher_forced), float(a.generated), a.nll] for a in answers]
-        baseline_memo.put(key, torch.tensor(rows, dtype=torch.float64))
-    return answers
-
-
-def _answer(side: Side, state: State, question: Question) -> Answer:
-    """Score one question on its own copy of the context's cache; the question is one call, the answer token by token.
-
-    When every answer token is the most likely one, greedy generation would repeat exactly these calls and produce the
-    answer, so it is generated only when teacher forcing fails.
-    """
+def _shape(side: Side, item: TaskItem) -> tuple[tuple[int, int], ...]:
+    """Return the token counts of every question and answer: only equal ones can share a batch."""
     tokenizer = side.loaded.tokenizer
-    device = state.source.device
-    prompt = torch.tensor(encode(tokenizer, question.prompt), dtype=torch.long, device=device)
-    target = torch.tensor(encode(tokenizer, question.answer), dtype=torch.long, device=device)
-    asked = extend(side, state, prompt, step=state.pattern.step if state.pattern.prefill == 1 else prompt.numel())
+    return tuple((len(encode(tokenizer, q.prompt)), len(encode(tokenizer, q.answer))) for q in item.questions)
+
+
+def _remembered(
+    session: ModelSession, side: Side, items: Sequence[TaskItem], rows: Tensor, how: Pattern
+) -> list[list[Answer]]:
+    """Answer the questions of a batch of contexts; a plain baseline's answers are remembered across sessions."""
+    plain = side.name == "baseline" and not side.changes
+    key = ("needle", session.weights[side.name], session.device, tuple(item.digest for item in items), how)
+    known = baseline_memo.get(key) if plain else None
+    if known is None:
+        with side.running():
+            state = prefill(side, rows, how)
+            asked = [
+                _answer(side, fork(side, state), [item.questions[number] for item in items])
+                for number in range(len(items[0].questions))
+            ]
+        known = torch.stack(asked, dim=1)
+        if plain:
+            baseline_memo.put(key, known)
+    return [
+        [Answer(teacher_forced=bool(f), generated=bool(g), nll=nll) for f, g, nll in row] for row in known.tolist()
+    ]
+
+
+def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
+    """Score one question per row on its own copy of the context's cache; returns (batch, 3): forced, generated, NLL.
+
+    The question is one call, the answer goes token by token. When every answer token is the most likely one, greedy
+    generation would repeat exactly these calls and produce the answer, so it runs only where teacher forcing fails.
+    """
+    tokenizer, device = side.loaded.tokenizer, state.source.device
+    prompt = torch.tensor([encode(tokenizer, q.prompt) for q in questions], device=device)
+    target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=device)
+    asked = extend(side, state, prompt, step=1 if state.pattern.prefill == 1 else prompt.shape[1])
     free = fork(side, state)
-    logits = asked[-1:]
-    if target.numel() > 1:
-        logits = torch.cat([logits, extend(side, state, target[:-1], step=1)])
-    forced = bool((logits.argmax(dim=-1) == target).all())
-    nll = float(torch.nn.functional.cross_entropy(logits.double(), target))
-    generated = forced
-    if not forced:
-        made = greedy(side, free, question.max_new_tokens)
-        generated = question.answer.strip() in tokenizer.decode(made)
-    return Answer(teacher_forced=forced, generated=generated, nll=nll)
+    logits = asked[:, -1:]
+    if target.shape[1] > 1:
+        logits = torch.cat([logits, extend(side, state, target[:, :-1], step=1)], dim=1)
+    forced = (logits.argmax(dim=-1) == target).all(dim=1)
+    nll = torch.nn.functional.cross_entropy(logits.double().transpose(1, 2), target, reduction="none").mean(dim=1)
+    generated = forced.clone()
+    if not bool(forced.all()):
+        made = greedy(side, free, max(question.max_new_tokens for question in questions))
+        for row, question in enumerate(questions):
+            text = tokenizer.decode(made[row, : question.max_new_tokens].tolist())
+            generated[row] = bool(forced[row]) or question.answer.strip() in text
+    return torch.stack([forced.double(), generated.double(), nll], dim=1).cpu()
 
 
 def _right(answer: Answer, score: str) -> bool:
@@ -178,7 +198,9 @@ def _facts(base: list[list[Answer]], cand: list[list[Answer]], pattern: str) -> 
         for score in ("generated", "teacher_forced"):
             share = sum(_right(answer, score) for answer in flat) / len(flat)
             facts.append(Fact(name=f"{side}_{score}{suffix}", value=round(share, 4)))
-        facts.append(Fact(name=f"{side}_answer_nll{suffix}", value=sum(a.nll for a in flat) / len(flat), unit="nats/token"))
+        facts.append(
+            Fact(name=f"{side}_answer_nll{suffix}", value=sum(a.nll for a in flat) / len(flat), unit="nats/token")
+        )
     return facts
 
 

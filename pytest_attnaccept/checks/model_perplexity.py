@@ -56,12 +56,16 @@ def measure_divergence(session: ModelSession, params: Params) -> Measured:
     done = text_pass(session, params)
     if not done.shared_tokens:
         reason = "baseline and candidate tokenize differently: their next-token distributions cannot be compared"
-        return Measured(refusals=(Refusal(verdict=Verdict.NOT_APPLICABLE, reason=reason),), data_digest=done.data.digest)
+        return Measured(
+            refusals=(Refusal(verdict=Verdict.NOT_APPLICABLE, reason=reason),), data_digest=done.data.digest
+        )
     gates: list[ClusteredSums] = []
     for scores in done.patterns:
         where = f"{len(scores.kl)} documents of {done.length} tokens, {done.data.source}, {scores.pattern}"
         gates.append(_mean_gate(_gate_name("kl", scores.pattern), scores.kl, "nats/token", where))
-        gates.append(_mean_gate(_gate_name("top1_disagreement", scores.pattern), scores.flips, "share of tokens", where))
+        gates.append(
+            _mean_gate(_gate_name("top1_disagreement", scores.pattern), scores.flips, "share of tokens", where)
+        )
     facts = (*_facts(session, done), *_tail_facts(done), _noise_floor(session, done, params))
     return Measured(gates=tuple(gates), facts=facts, refusals=_refusals(session, done), data_digest=done.data.digest)
 
@@ -135,9 +139,15 @@ def _tail_facts(done: TextPass) -> list[Fact]:
 def _noise_floor(session: ModelSession, done: TextPass, params: Params) -> Fact:
     """Measure KL of the baseline against itself in another harmless call pattern (token by token, one document)."""
     side, row = session.baseline, done.data.rows[0]
-    context = row.numel() - done.data.continuation
+    context = row.shape[1] - done.data.continuation
     step = params.integer("step", 8)
     with side.running():
-        one = torch.log_softmax(teacher_forced(side, row, context, pattern_of(session, side, "one-shot", step)).float(), -1)
-        other = torch.log_softmax(teacher_forced(side, row, context, pattern_of(session, side, "one-shot", 1)).float(), -1)
-    return Fact(name="kl_noise_floor", value=float((one.exp() * (one - other)).sum(-1).clamp(min=0).mean()), unit="nats/token")
+        one = torch.log_softmax(
+            teacher_forced(side, row, context, pattern_of(session, side, "one-shot", step)).float(), -1
+        )
+        other = torch.log_softmax(
+            teacher_forced(side, row, context, pattern_of(session, side, "one-shot", 1)).float(), -1
+        )
+    return Fact(
+        name="kl_noise_floor", value=float((one.exp() * (one - other)).sum(-1).clamp(min=0).mean()), unit="nats/token"
+    )

@@ -49,15 +49,15 @@ class Moment:
 def moments(side: Side, row: Tensor, context: int, pattern: Pattern) -> tuple[Moment, Moment]:
     """Return what `side` stores right after the context (before any question) and after the last token."""
     with side.running():
-        state = prefill(side, row[:context], pattern)
+        state = prefill(side, row[:, :context], pattern)
         first = _moment(side, state, "after the context, before the question")
         try:
-            extend(side, state, row[context:])
+            extend(side, state, row[:, context:])
         except CandidateError:
             if pattern.step == 1:
                 raise
-            state = prefill(side, row[:context], pattern)  # another length per layer: one token per call
-            extend(side, state, row[context:], step=1)
+            state = prefill(side, row[:, :context], pattern)  # another length per layer: one token per call
+            extend(side, state, row[:, context:], step=1)
         return first, _moment(side, state, "after the last token")
 
 
@@ -79,7 +79,11 @@ def _declared(claimed: Any, read: list[LayerStorage]) -> list[LayerStorage]:
 
 
 def gates_of(
-    session: ModelSession, base: tuple[Moment, Moment], found: Mapping[str, tuple[Moment, Moment]], context: int, continuation: int
+    session: ModelSession,
+    base: tuple[Moment, Moment],
+    found: Mapping[str, tuple[Moment, Moment]],
+    context: int,
+    continuation: int,
 ) -> Iterator[Threshold]:
     """Yield one entry gate and one byte gate per pattern and moment: the worst layer decides."""
     for name, pair in found.items():
@@ -164,8 +168,8 @@ def bypassed_layers(side: Side, row: Tensor, context: int, pattern: Pattern) -> 
     """Return the layers whose stored values can be damaged without changing any logit of the continuation."""
     unread: list[int] = []
     with side.running():
-        state = prefill(side, row[:context], pattern)
-        expected = extend(side, fork(side, state), row[context : context + 2], step=1)
+        state = prefill(side, row[:, :context], pattern)
+        expected = extend(side, fork(side, state), row[:, context : context + 2], step=1)
         layers = list(getattr(state.cache, "layers", None) or [])
         for number in range(max(1, len(layers))):
             copy = fork(side, state)
@@ -173,7 +177,7 @@ def bypassed_layers(side: Side, row: Tensor, context: int, pattern: Pattern) -> 
             if not _damage(target):
                 continue
             try:
-                seen = extend(side, copy, row[context : context + 2], step=1)
+                seen = extend(side, copy, row[:, context : context + 2], step=1)
             except Exception:  # damaged values may well make the candidate raise: then they are read
                 continue
             if torch.equal(seen, expected):
@@ -203,7 +207,7 @@ def kept_outside(session: ModelSession, row: Tensor, context: int, pattern: Patt
     with side.running():
         gc.collect()
         before = live_storages()
-        state = prefill(side, row[:context], pattern)
+        state = prefill(side, row[:, :context], pattern)
         state.last = None
         gc.collect()
         inside = {t.untyped_storage().data_ptr() for t in tensors_of(state.cache)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pytest_attnaccept.checks.model_data import Documents, context_tokens, documents, encode, to_row
+from pytest_attnaccept.checks.model_data import Documents, batches, context_tokens, documents, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.fingerprints import tokenizer_digest
@@ -86,60 +86,55 @@ def _shares_tokens(session: ModelSession) -> bool:
 
 
 def _scored(session: ModelSession, data: Documents, name: str, step: int, *, shared: bool) -> PatternScores:
-    ours = pattern_of(session, session.baseline, name, step)
-    theirs = pattern_of(session, session.candidate, name, step)
-    base_nll, cand_nll, kl, flips = [], [], [], []
-    identical = True
-    for row in data.rows:
-        context = row.numel() - data.continuation
-        base = _log_probabilities(session, session.baseline, row, context, ours)
-        targets = row[context:]
-        base_nll.append(_nll(base, targets))
+    found: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+    identical = shared
+    ours, theirs = (pattern_of(session, side, name, step) for side in (session.baseline, session.candidate))
+    for group in batches([row.shape[1] for row in data.rows], session.batch if shared else 1):
+        rows = torch.cat([data.rows[number] for number in group])
+        context = rows.shape[1] - data.continuation
+        base = _log_probabilities(session, session.baseline, rows, context, ours)
+        base_nll = _nll(base, rows[:, context:])
         if not shared:
-            cand_nll.append(_other_tokens(session, row, context, theirs))
-            identical = False
+            cand_nll = _other_tokens(session, rows, context, theirs)
+            found[group[0]] = (base_nll[0], cand_nll, torch.zeros(0), torch.zeros(0))
             continue
-        cand = _log_probabilities(session, session.candidate, row.to(_device(session.candidate)), context, theirs)
-        cand = cand.to(base.device)
+        cand = _log_probabilities(session, session.candidate, rows, context, theirs).to(base.device)
         identical = identical and torch.equal(base, cand)
-        cand_nll.append(_nll(cand, targets))
-        kl.append((base.exp() * (base - cand)).sum(dim=-1).clamp(min=0.0))
-        flips.append((base.argmax(dim=-1) != cand.argmax(dim=-1)).float())
+        kl = (base.exp() * (base - cand)).sum(dim=-1).clamp(min=0.0)
+        flips = (base.argmax(dim=-1) != cand.argmax(dim=-1)).float()
+        scores = (base_nll, _nll(cand, rows[:, context:]), kl, flips)
+        found.update({number: tuple(part[at] for part in scores) for at, number in enumerate(group)})  # type: ignore[misc]
+    columns = tuple(zip(*(found[number] for number in range(len(data.rows))), strict=True))
     return PatternScores(
-        pattern=name, base_nll=tuple(base_nll), cand_nll=tuple(cand_nll), kl=tuple(kl), flips=tuple(flips), identical=identical
+        pattern=name, base_nll=columns[0], cand_nll=columns[1], kl=columns[2], flips=columns[3], identical=identical
     )
 
 
-def _device(side: Side) -> torch.device:
-    device: torch.device = next(side.model.parameters()).device
-    return device
-
-
 def _nll(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    return -log_probabilities.gather(1, targets[:, None].to(log_probabilities.device))[:, 0]
+    """Return the NLL of `targets` (batch, n) under (batch, n, vocab)."""
+    return -log_probabilities.gather(-1, targets[..., None].to(log_probabilities.device))[..., 0]
 
 
-def _log_probabilities(session: ModelSession, side: Side, row: Tensor, context: int, pattern: Pattern) -> Tensor:
-    """Return log-probabilities (scored tokens, vocab), float32; the plain baseline's are remembered across sessions."""
-    key = (session.weights[side.name], side.name, row.cpu().numpy().tobytes(), context, pattern, session.device)
-    if side.name == "baseline" and not side.changes:
-        found = baseline_memo.get(key)
-        if found is not None:
-            return found
+def _log_probabilities(session: ModelSession, side: Side, rows: Tensor, context: int, pattern: Pattern) -> Tensor:
+    """Return log-probabilities (batch, scored tokens, vocab), float32; a plain baseline's are remembered."""
+    plain = side.name == "baseline" and not side.changes
+    key = (session.weights[side.name], session.device, rows.cpu().numpy().tobytes(), rows.shape[0], context, pattern)
+    found = baseline_memo.get(key) if plain else None
+    if found is not None:
+        return found
+    device = next(side.model.parameters()).device
     with side.running():
-        result = torch.log_softmax(teacher_forced(side, row, context, pattern).float(), dim=-1)
-    if side.name == "baseline" and not side.changes:
+        logits = teacher_forced(side, rows.to(device), context, pattern)
+    result = torch.log_softmax(logits.float(), dim=-1)
+    if plain:
         baseline_memo.put(key, result)
     return result
 
 
 def _other_tokens(session: ModelSession, row: Tensor, context: int, pattern: Pattern) -> Tensor:
-    """Return the candidate's NLL of the same text in its own tokens (another architecture with another tokenizer)."""
+    """Return the candidate's NLL (n,) of the same text in its own tokens (another architecture, another tokenizer)."""
     ours, theirs = session.baseline.loaded, session.candidate.loaded
-    skip = len(ours.prefix_ids)
-    head = ours.tokenizer.decode(row[skip:context].tolist())
-    tail = ours.tokenizer.decode(row[context:].tolist())
-    context_row = to_row(theirs, encode(theirs.tokenizer, head))
-    tail_ids = torch.tensor(encode(theirs.tokenizer, tail), dtype=torch.long, device=context_row.device)
-    whole = torch.cat([context_row, tail_ids])
-    return _nll(_log_probabilities(session, session.candidate, whole, context_row.numel(), pattern), tail_ids)
+    head = to_row(theirs, encode(theirs.tokenizer, ours.tokenizer.decode(row[0, len(ours.prefix_ids) : context].tolist())))
+    tail = torch.tensor([encode(theirs.tokenizer, ours.tokenizer.decode(row[0, context:].tolist()))], device=head.device)
+    whole = torch.cat([head, tail], dim=1)
+    return _nll(_log_probabilities(session, session.candidate, whole, head.shape[1], pattern), tail)[0]

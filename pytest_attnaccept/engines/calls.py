@@ -51,7 +51,9 @@ def call_form(model: Any) -> CallForm:
         names = inspect.signature(type(model).forward).parameters
         cache = next((name for name in _CACHE_NAMES if name in names), None)
     if cache is None:
-        raise EngineError(f"{type(model).__name__}.forward takes none of {', '.join(_CACHE_NAMES)}: it cannot be measured through its cache")
+        raise EngineError(
+            f"{type(model).__name__}.forward takes none of {', '.join(_CACHE_NAMES)}: it cannot be measured through its cache"
+        )
     return CallForm(cache=cache, positions="position_ids" in names, keep_logits="logits_to_keep" in names)
 
 
@@ -69,7 +71,9 @@ def call(
     if cache is not None:
         arguments[form.cache] = cache
     if form.positions:
-        arguments["position_ids"] = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
+        arguments["position_ids"] = torch.arange(start, start + ids.shape[1], device=ids.device).expand(
+            ids.shape[0], -1
+        )
     if last_only and form.keep_logits:
         arguments["logits_to_keep"] = 1
     try:
@@ -83,7 +87,9 @@ def call(
         raise wrapped(f"the {side} raised at position {start}: {type(error).__name__}: {error}") from error
     logits = output.logits
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[0] != ids.shape[0]:
-        raise CandidateError(f"the {side} returned logits of shape {tuple(getattr(logits, 'shape', ()))} for ids {tuple(ids.shape)}")
+        raise CandidateError(
+            f"the {side} returned logits of shape {tuple(getattr(logits, 'shape', ()))} for ids {tuple(ids.shape)}"
+        )
     logits = logits[:, -1:] if last_only else logits
     _require_finite(logits, start + ids.shape[1] - logits.shape[1], side)
     return logits, _returned_cache(output, form, cache)
@@ -94,7 +100,9 @@ def _require_finite(logits: Tensor, first: int, side: str) -> None:
     if bool(bad.any()):
         position = first + int(bad.any(dim=0).nonzero()[0])
         kind = "NaN" if bool(torch.isnan(logits).any()) else "infinite"
-        raise NonFiniteError(f"{kind} logits of the {side} at position {position} ({int(bad.sum())} of {bad.numel()} positions in this call)")
+        raise NonFiniteError(
+            f"{kind} logits of the {side} at position {position} ({int(bad.sum())} of {bad.numel()} positions in this call)"
+        )
 
 
 def _returned_cache(output: Any, form: CallForm, given: Any) -> Any:

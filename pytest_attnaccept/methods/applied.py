@@ -43,7 +43,9 @@ def budget(method: str, knobs: Mapping[str, object]) -> float | int:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ContractError(f"{method}: kv_budget={value!r} must be a float in (0, 1] (share) or an int (entries)")
     if isinstance(value, float) and not 0.0 < value <= 1.0:
-        raise ContractError(f"{method}: kv_budget={value!r} is a share and must be in (0, 1]; an int is a number of entries")
+        raise ContractError(
+            f"{method}: kv_budget={value!r} is a share and must be in (0, 1]; an int is a number of entries"
+        )
     if isinstance(value, int) and value < 1:
         raise ContractError(f"{method}: kv_budget={value!r} must be at least 1 entry")
     return value

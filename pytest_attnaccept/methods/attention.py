@@ -76,7 +76,9 @@ def _observing_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         output = _base_function(module, base)(module, query, key, value, attention_mask, **kwargs)
         if layer is not None and layer.wants_scores:
             scaling = kwargs.get("scaling")
-            layer.observe(column_sums(query, key, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling))
+            layer.observe(
+                column_sums(query, key, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling)
+            )
         return output
 
     return attend

@@ -4,7 +4,7 @@ Positions
 ---------
 1. A policy sees how many tokens the layer has seen and decides on what is stored *now*: what was dropped earlier cannot
    come back, so chunked prefill is a harder case than one-shot prefill, as in a real engine.
-2. A policy is stateless; randomness comes from (seed, layer, tokens seen), so a copied cache continues identically.
+2. A policy is stateless; randomness comes from (seed, layer, tokens seen, text), so a copied cache continues identically.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class LayerView:
         Tokens that the layer has been given so far.
     scores
         Accumulated attention of each entry, shape (batch, kv_heads, stored), float32; None unless asked for.
+    streams
+        A number per row of the batch that depends on its text only.
     """
 
     stored: int
@@ -42,6 +44,7 @@ class LayerView:
     heads: int
     device: torch.device
     scores: Tensor | None = None
+    streams: tuple[int, ...] = (0,)
 
 
 class Policy(Protocol):
@@ -133,12 +136,11 @@ class RandomKeep:
         if count >= view.stored:
             return None
         sinks = min(self.sinks, count - 1)
-        generator = torch.Generator().manual_seed((self_seed(view) * 1_000_003 + view.seen) % 2**63)
+        rows = [self._row(view, stream, count, sinks) for stream in view.streams]
+        return torch.stack(rows)[:, None].expand(len(rows), view.heads, count).to(view.device)
+
+    def _row(self, view: LayerView, stream: int, count: int, sinks: int) -> Tensor:
+        mixed = ((view.seed * 4099 + view.layer_idx + 1) * 1_000_003 + view.seen) * 1_000_033 + stream
+        generator = torch.Generator().manual_seed(mixed % 2**63)
         middle = torch.randperm(view.stored - sinks - 1, generator=generator)[: count - sinks - 1] + sinks
-        kept = torch.cat([torch.arange(sinks), middle.sort().values, torch.tensor([view.stored - 1])])
-        return kept.to(view.device)
-
-
-def self_seed(view: LayerView) -> int:
-    """Return the stream of one layer: different layers must not drop the same tokens."""
-    return view.seed * 4099 + view.layer_idx + 1
+        return torch.cat([torch.arange(sinks), middle.sort().values, torch.tensor([view.stored - 1])])

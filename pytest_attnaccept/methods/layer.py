@@ -30,6 +30,7 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
         super().__init__()
         self.policy, self.codec, self.layer_idx, self.seed = policy, codec, layer_idx, seed
         self.seen = 0
+        self.streams: tuple[int, ...] = ()
         self.scores: Tensor | None = None
         self.awaits_scores = False
         self.key_store = Store(codec=codec, across_tokens=codec is not None and codec.axis == "channel")
@@ -62,6 +63,10 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
                 f"layer {self.layer_idx}: the attention function that reports column sums did not run; the candidate's"
                 " attn_implementation must be the one that the stack chose"
             )
+        if not self.streams:
+            # Random choices differ from text to text, and are the same in every batch that the text is part of.
+            sums = key_states.double().sum(dim=(1, 2, 3)) * 8
+            self.streams = tuple(int(total) for total in sums.nan_to_num().round().tolist())
         self.key_store.append(key_states)
         self.value_store.append(value_states)
         self.seen += int(key_states.shape[2])
@@ -97,7 +102,7 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
         batch = int(keys.shape[0]) if keys is not None else int(self.scores.shape[0]) if self.scores is not None else 1
         view = LayerView(
             stored=self.key_store.tokens, seen=self.seen, layer_idx=self.layer_idx, seed=self.seed, batch=batch,
-            heads=self._heads(), device=self.device, scores=self.scores,
+            heads=self._heads(), device=self.device, scores=self.scores, streams=self.streams,
         )  # fmt: skip
         keep = self.policy.keep(view)
         if keep is None:
@@ -152,7 +157,7 @@ def policy_cache(model: Any, *, policy: Policy | None, codec: Codec | None, seed
             acted += 1
     if not acted:
         kinds = ", ".join(sorted({type(layer).__name__ for layer in cache.layers})) or "none"
-        raise EngineError(f"{type(model).__name__} has no full-attention K/V layer for this method to act on (layers: {kinds})")
+        raise EngineError(
+            f"{type(model).__name__} has no full-attention K/V layer for this method to act on (layers: {kinds})"
+        )
     return cache
-
-

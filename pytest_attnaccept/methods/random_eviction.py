@@ -29,7 +29,9 @@ class RandomEviction:
 
 def apply(model: Any, knobs: Mapping[str, object]) -> Applied:
     """Apply the method with `knobs` (``kv_budget``, ``sinks``)."""
-    return RandomEviction(kv_budget=budget("random_eviction", knobs), sinks=knob("random_eviction", knobs, "sinks", 4)).applied()
+    return RandomEviction(
+        kv_budget=budget("random_eviction", knobs), sinks=knob("random_eviction", knobs, "sinks", 4)
+    ).applied()
 
 
 def identity(knobs: Mapping[str, object]) -> dict[str, object]:

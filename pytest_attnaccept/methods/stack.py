@@ -116,7 +116,9 @@ def enter_context(context: Callable[..., AbstractContextManager[Any]], model: An
     return context(model)
 
 
-def _nested(contexts: Sequence[Callable[..., AbstractContextManager[Any]]]) -> Callable[[Any], AbstractContextManager[Any]]:
+def _nested(
+    contexts: Sequence[Callable[..., AbstractContextManager[Any]]],
+) -> Callable[[Any], AbstractContextManager[Any]]:
     @contextmanager
     def nested(model: Any) -> Iterator[None]:
         with ExitStack() as stack:
@@ -125,5 +127,3 @@ def _nested(contexts: Sequence[Callable[..., AbstractContextManager[Any]]]) -> C
             yield
 
     return nested
-
-
