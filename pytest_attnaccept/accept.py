@@ -262,14 +262,10 @@ class Accept:
     def _device(self, contract: object) -> str:
         if contract is not None:
             return str(contract)
-        if self._gate.options.device != "auto":
-            return self._gate.options.device
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return self._gate.options.resolve_device()
 
     def _model_session(self, candidate: Any, baseline: Any) -> Any:
-        from pytest_attnaccept.engines.session import open_session
+        from pytest_attnaccept.checks.model_session import open_session
 
         if candidate is None and self._spec.checkpoint is not None:
             candidate = self._spec.checkpoint

@@ -87,7 +87,7 @@ def _weights_of_cells(records: Sequence[Record]) -> dict[str, Record]:
     """Return the newest record of each cell; its weights are the ones under test now."""
     newest: dict[str, Record] = {}
     for record in records:
-        if record.fingerprint.get("weights"):
+        if any(_identifies(key) for key in record.fingerprint):
             newest[record.cell] = record
     return newest
 
@@ -122,11 +122,16 @@ def _stale(record: Record, item: PlannedItem, newest: dict[str, Record]) -> str:
         return "profile, parameters, code, device, dtype or seed changed"
     current = newest.get(item.cell)
     if current is not None:
-        for field in ("weights", "tokenizer"):
-            ours, theirs = record.fingerprint.get(field), current.fingerprint.get(field)
-            if ours and theirs and ours != theirs:
-                return f"{field} changed"
+        for key, now in current.fingerprint.items():
+            then = record.fingerprint.get(key)
+            if _identifies(key) and then is not None and then != now:
+                return f"{key} changed"
     return ""
+
+
+def _identifies(key: str) -> bool:
+    """Whether a fingerprint entry names what was under test (weights, tokenizer and configuration of either side)."""
+    return key.rpartition(".")[2] in ("weights", "tokenizer", "config")
 
 
 def _holm_failures(results: list[ItemResult], alpha: float) -> list[ItemResult]:
@@ -138,9 +143,10 @@ def _holm_failures(results: list[ItemResult], alpha: float) -> list[ItemResult]:
         for m in r.record.metrics
         if m.p_fail is not None
     )
+    missing = sum(r.record is None for r in results)  # what was not measured counts as a test that would not reject
     failed: set[int] = set()
     for rank, (p_value, index) in enumerate(tests):
-        if p_value > alpha / (len(tests) - rank):
+        if p_value > alpha / (len(tests) + missing - rank):
             break
         failed.add(index)
     out = []

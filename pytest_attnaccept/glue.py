@@ -21,6 +21,7 @@ from pytest_attnaccept.accept import Accept
 from pytest_attnaccept.errors import AcceptanceFailure, AttnAcceptError, ContractError, UsageError
 from pytest_attnaccept.items import ItemSpec, specs_of_test
 from pytest_attnaccept.marks import KIND_MARKS, Declared, MarkLike, declared, surface_in_source
+from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.options import read_options
 from pytest_attnaccept.plugin import BROKEN, GATE, HANDLE, RUN_ID, SPEC
 from pytest_attnaccept.registry import Registry
@@ -165,7 +166,7 @@ def _attach_group(cell: str, items: list[pytest.Item]) -> list[pytest.Item]:
         if absent:
             raise UsageError(
                 f"{cell}: its marks come from a place that is read too late (metafunc.parametrize with marked parameters);"
-                f" checks {', '.join(sorted(absent))} would be lost. Use @pytest.mark.parametrize with pytest.param(..., marks=...)"
+                f" checks {', '.join(sorted(absent))} would be lost. Use @pytest.mark.parametrize with pytest.param(...)"
             )
     except AttnAcceptError as error:
         gate.usage_errors.append(str(error))
@@ -217,9 +218,9 @@ def note_required(config: pytest.Config, items: list[pytest.Item], concerned: li
         _worst_first(items)
 
 
-def _whole_tests(ours: list[pytest.Item]) -> list[Any]:
+def _whole_tests(ours: list[pytest.Item]) -> list[PlannedItem]:
     """Return the planned items of every test of which an item was collected, also of checks that a node id left out."""
-    planned = []
+    planned: list[PlannedItem] = []
     seen: set[str] = set()
     for item in ours:
         spec: ItemSpec = item.stash[SPEC]
@@ -300,9 +301,10 @@ def load_accept_model(config: pytest.Config) -> Any:
             "no baseline: pass accept.model(candidate, baseline), override the fixture accept_model, or name one with"
             " --accept-model (an embedded name such as toy-gqa, smollm2-135m, a path or a Hub name)"
         )
-    from pytest_attnaccept.engines.specs import load_model
+    from pytest_attnaccept.engines.loading import load
+    from pytest_attnaccept.engines.specs import parse_spec
 
-    return load_model(options.model, device=options.device, dtype=options.dtype)
+    return load(parse_spec(options.model, "--accept-model"), device=options.resolve_device(), dtype=options.dtype)
 
 
 def around_call(item: pytest.Function) -> Generator[None, object, object]:

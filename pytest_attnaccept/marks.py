@@ -129,7 +129,7 @@ def _limits(value: object, where: str) -> dict[str, Limit]:
             raise UnknownNameError("limit", str(name), LIMIT_NAMES, where)
         if not isinstance(entry, Mapping):
             raise UsageError(
-                f"{where}: limits: {name}={entry!r} must be {{'max': NUMBER, 'origin': 'policy: why'}}; a limit without origin is refused"
+                f"{where}: limits: {name}={entry!r} must be {{'max': NUMBER, 'origin': 'policy: why'}}"
             )
         limits[name] = parse_limit(name, entry, where)
     return limits

@@ -45,6 +45,14 @@ class Options:
     resume: bool
     html: str | None
 
+    def resolve_device(self) -> str:
+        """Return the device to measure on; "auto" is cuda where there is one (this imports torch)."""
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def read_options(config: Any) -> Options:
     """Return the options of a pytest config, or raise a `UsageError`."""

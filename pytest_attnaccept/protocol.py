@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from pytest_attnaccept.errors import UsageError
 from pytest_attnaccept.profiles import Profile
@@ -176,7 +177,7 @@ def _model_depth(kind: Kind, profile: Profile) -> tuple[Requirement, ...]:
 
 def _needles(profile: Profile, reason: str) -> list[Requirement]:
     params = dict(profile.check_params("needle"))
-    tiers = params.pop("tiers")
+    tiers = cast("list[float]", params.pop("tiers"))
     return [
         Requirement(
             check=f"needle-{tier:g}x",

@@ -11,6 +11,7 @@ Positions
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from pytest_attnaccept.measurement import ClusteredSums, Gate, Measured, PairedC
 from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
 from pytest_attnaccept.taxonomy import Verdict, worst_of
+from pytest_attnaccept.verdict_clusters import clustered_metric
 
 __all__ = ["Decision", "decide"]
 
@@ -73,7 +75,7 @@ def decide(measured: Measured, limits: Mapping[str, Limit], *, alpha: float = 0.
 def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -> Metric:
     if isinstance(gate, Threshold):
         return _threshold(gate)
-    limit = limits.get(gate.name) or limits.get(gate.name.split("-")[0])
+    limit = limits.get(gate.name) or limits.get(re.split(r"[\[-]", gate.name)[0])  # "needle[chunk-64]" is a needle
     if limit is None:
         return Metric(
             name=gate.name,
@@ -107,17 +109,26 @@ def _threshold(gate: Threshold) -> Metric:
 def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
     from pytest_attnaccept.stats import paired_binary, paired_scores
 
-    levels = {"alpha_pass": gate.alpha_pass or alpha_pass, "alpha_fail": min(gate.alpha_fail or alpha_fail, alpha_fail)}
+    at_pass, at_fail = gate.alpha_pass or alpha_pass, min(gate.alpha_fail or alpha_fail, alpha_fail)
     if isinstance(gate, PairedCounts):
         result = paired_binary(
-            gate.losses, gate.gains, gate.n, limit.max, base_correct=gate.base_correct, chance=gate.chance, **levels
+            gate.losses,
+            gate.gains,
+            gate.n,
+            limit.max,
+            base_correct=gate.base_correct,
+            chance=gate.chance,
+            alpha_pass=at_pass,
+            alpha_fail=at_fail,
         )
         discordant = f"{gate.losses} lost, {gate.gains} gained"
     else:
         losses = list(gate.losses)
         if not all(math.isfinite(x) for x in losses):
             return _not_finite(gate.name, limit)
-        result = paired_scores(losses, limit.max, base_mean=gate.base_mean, chance=gate.chance, **levels)
+        result = paired_scores(
+            losses, limit.max, base_mean=gate.base_mean, chance=gate.chance, alpha_pass=at_pass, alpha_fail=at_fail
+        )
         discordant = f"{gate.discordant} of {gate.n_items} answers differ"
     text = (
         f"{gate.name}: {gate.unit} loss {result.loss:+.4f} [{result.lower:+.4f}, {result.upper:+.4f}] against margin"
@@ -145,8 +156,6 @@ def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, 
 
 
 def _clustered(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
-    from pytest_attnaccept.verdict_clusters import clustered_metric
-
     if not all(math.isfinite(s) for s in gate.sums):
         return _not_finite(gate.name, limit)
     return clustered_metric(gate, limit, alpha_pass, alpha_fail)

@@ -48,7 +48,7 @@ def _sample(item: PlannedItem, profile: Profile) -> str:
     if name in ("perplexity", "divergence"):
         documents = int(str(params.get("documents", 0)))
         limits = {
-            k: v for k, v in item.limits.items() if k in (("perplexity",) if name == "perplexity" else ("kl", "top1"))
+            k: v for k, v in item.limits.items() if k in (("perplexity",) if name == "perplexity" else ("kl", "top1_disagreement"))
         }
         shown = ", ".join(f"{k} {v:g}" for k, v in limits.items())
         return f"n={documents} documents, margin {shown}, t({documents - 1}) at alpha {profile.alpha:g}"
@@ -56,7 +56,7 @@ def _sample(item: PlannedItem, profile: Profile) -> str:
 
 
 def _needle_power(contexts: int, margin: float, profile: Profile) -> str:
-    from pytest_attnaccept.stats import items_needed, minimum_detectable_loss, power, smallest_margin
+    from pytest_attnaccept.stats.planning import items_needed, minimum_detectable_loss, power, smallest_margin
 
     alpha, discordance = profile.alpha, profile.discordance
     chance = power(contexts, margin, discordance=discordance, alpha=alpha)

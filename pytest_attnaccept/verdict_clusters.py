@@ -1,0 +1,83 @@
+"""Token means whose independent unit is the document -> one metric with its verdict.
+
+For perplexity the limit is a relative increase r: the mean log-likelihood loss must be proven below ln(1 + r), and both
+ends of the interval are shown as ``exp(end) - 1``. A divergence or a share of flips is compared as it is.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pytest_attnaccept.measurement import ClusteredSums
+from pytest_attnaccept.profiles import Limit
+from pytest_attnaccept.records import Metric
+from pytest_attnaccept.taxonomy import Verdict
+
+__all__ = ["clustered_metric"]
+
+
+def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
+    """Judge one token mean."""
+    from pytest_attnaccept.stats.clustered import clustered_mean
+
+    if gate.base_limit is not None and not gate.base_level <= gate.base_limit:
+        return _blind(gate, limit)
+    ratio = gate.scale == "exp_ratio"
+    margin = math.log1p(limit.max) if ratio else limit.max
+    result = clustered_mean(
+        gate.sums, gate.tokens, margin, alpha_pass=alpha_pass, alpha_fail=alpha_fail, **_cap(gate)
+    )
+    effect, low, high = (_shown(x, ratio=ratio) for x in (result.mean, result.lower, result.upper))
+    text = (
+        f"{gate.name}: {'increase' if ratio else 'loss'} {effect:+.4f} [{low:+.4f}, {high:+.4f}] against margin {limit.max:g},"
+        f" {result.documents} documents, {result.tokens} tokens"
+    )
+    if math.isfinite(gate.base_level):
+        text += f", baseline {gate.base_level:.4g}"
+    if result.beyond:
+        text += f", {result.beyond} documents beyond the cap"
+    if result.verdict is Verdict.PASS and result.measurable:
+        text += " (PASS with measurable loss)"
+    if result.reason:
+        text += f": {result.reason}"
+    return Metric(
+        name=gate.name,
+        verdict=result.verdict.value,
+        effect=effect,
+        ci_low=low,
+        ci_high=high,
+        n=result.documents,
+        limit=limit.max,
+        unit="relative increase" if ratio else gate.unit,
+        origin=limit.origin,
+        loosened_from=limit.loosened_from,
+        p_pass=result.p_pass,
+        p_fail=result.p_fail,
+        text=text,
+    )
+
+
+def _cap(gate: ClusteredSums) -> dict[str, float]:
+    return {} if gate.cap is None else {"cap": gate.cap}
+
+
+def _shown(value: float, *, ratio: bool) -> float:
+    """Return the value on the scale of the limit; an end that overflows is infinite."""
+    try:
+        return math.expm1(value) if ratio else value
+    except OverflowError:
+        return math.inf
+
+
+def _blind(gate: ClusteredSums, limit: Limit) -> Metric:
+    return Metric(
+        name=gate.name,
+        verdict=Verdict.INVALID.value,
+        limit=limit.max,
+        unit=gate.unit,
+        origin=limit.origin,
+        text=(
+            f"{gate.name}: the baseline is at {gate.base_level:.4g}, beyond {gate.base_limit:.4g}: a model or tokenizer that"
+            " cannot predict this text cannot show a loss on it"
+        ),
+    )
