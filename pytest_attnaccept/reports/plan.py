@@ -44,7 +44,8 @@ def _sample(item: PlannedItem, profile: Profile) -> str:
     name = item.check.split("-")[0]
     params: Mapping[str, object] = item.params
     if name == "needle" and "needle" in item.limits:
-        return _needle_power(int(str(params.get("contexts", 0))), item.limits["needle"], profile)
+        questions = int(str(params.get("questions_per_context", 1)))
+        return _needle_power(int(str(params.get("contexts", 0))), questions, item.limits["needle"], profile)
     if name in ("perplexity", "divergence"):
         documents = int(str(params.get("documents", 0)))
         limits = {
@@ -55,15 +56,19 @@ def _sample(item: PlannedItem, profile: Profile) -> str:
     return "deterministic: no sampling error"
 
 
-def _needle_power(contexts: int, margin: float, profile: Profile) -> str:
+def _needle_power(contexts: int, questions: int, margin: float, profile: Profile) -> str:
+    """Say what the sample can show.
+
+    The mean of k independent answers of one context varies like one answer with a k-th of the discordance.
+    """
     from pytest_attnaccept.stats.planning import items_needed, minimum_detectable_loss, power, smallest_margin
 
-    alpha, discordance = profile.alpha, profile.discordance
+    alpha, discordance = profile.alpha, profile.discordance / questions
     chance = power(contexts, margin, discordance=discordance, alpha=alpha)
     need = items_needed(margin, discordance=discordance, alpha=alpha)
     least = smallest_margin(contexts, discordance=discordance, alpha=alpha)
     detect = minimum_detectable_loss(contexts, margin, discordance=discordance, alpha=alpha)
-    text = f"n={contexts} contexts, margin {margin:g}, power {chance:.3f} at zero loss and {discordance:.0%} of answers differing"
+    text = f"n={contexts} contexts x {questions} questions, margin {margin:g}, power {chance:.3f} at zero loss and {profile.discordance:.0%} of answers differing"
     if chance < 0.9:
         text += f"; UNDERPOWERED: needs n={need}"
     shown = [
