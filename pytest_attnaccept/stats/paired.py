@@ -34,6 +34,7 @@ __all__ = [
     "count_outcomes",
     "p_fail",
     "p_pass",
+    "p_pass_scores",
     "paired_binary",
     "paired_relative",
     "paired_scores",
@@ -193,6 +194,11 @@ def paired_relative(
     kept = second.mean() / first.mean() if first.mean() > 0 else float("nan")
     reason = floor or f"candidate keeps {kept:.2%} of the baseline's {first.mean():.2%}; required {keep:.2%}"
     return replace(result, method="gaffke-relative", measurable=measurable, reason=reason)
+
+
+def p_pass_scores(losses: ArrayLike, margin: float, worst: float = 1.0) -> float:
+    """Evidence for harm from bounded losses alone, without bounds or refusals: for planning and simulation."""
+    return weighted_mean_tail(np.append(np.asarray(losses, dtype=np.float64).ravel(), worst), None, margin)
 
 
 def cluster_means(values: ArrayLike, clusters: Sequence[Hashable]) -> NDArray[np.float64]:
