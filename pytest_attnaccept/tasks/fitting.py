@@ -55,7 +55,7 @@ class Supply:
         self._tails: dict[int, list[str]] = {}
         for text in tails:
             self._tails.setdefault(self.cost(text), []).append(text)
-        self._longest = max(self._tails)
+        self._longest, self.shortest = max(self._tails), min(self._tails)
 
     def cost(self, text: str) -> int:
         """Tokens of one sentence with the separator before it."""
@@ -123,21 +123,25 @@ def _assemble(facts: Sequence[Fact], filling: list[tuple[str, int]], separator: 
     return Layout(context=context, spans=spans)
 
 
-def stretch(attempt: Callable[[int], str], endings: Sequence[str], *, fit: Callable[[str], int], target: int) -> int:
+def stretch(
+    attempt: Callable[[int], str], endings: Sequence[str], *, fit: Callable[[str], int], target: int, grain: int
+) -> int:
     """The room for which ``attempt(room)`` plus the longest ending comes closest to the target without passing it.
 
     Raises
     ------
     ContractError
-        When even the smallest text is longer than the target, or none comes within 2 % (or one shortest filler
-        sentence, where that is more).
+        When even the smallest text is longer than the target, or none comes within 2 % of it (or within ``grain``, the
+        cost of the shortest filler sentence, where that is more).
     """
-    longest = max(endings, key=lambda ending: (fit(ending), ending))
-    overhead = fit(longest)
-    room = max(0, target - overhead)
+    costs = {ending: fit(ending) for ending in endings}
+    # Alone the longest need not be the longest after the context: try all that come close.
+    longest = [ending for ending, cost in costs.items() if cost >= max(costs.values()) - 2]
+    room = max(0, target - max(costs.values()))
     best_room, best = -1, -1
     for _ in range(_ATTEMPTS):
-        size = fit(attempt(room) + longest)
+        context = attempt(room)
+        size = max(fit(context + ending) for ending in longest)
         if best < size <= target:
             best_room, best = room, size
         if size == target or (room == 0 and size > target) or (size < target and best_room > room):
@@ -145,8 +149,12 @@ def stretch(attempt: Callable[[int], str], endings: Sequence[str], *, fit: Calla
         room = max(0, room + target - size)
     if best < 0:
         raise ContractError(
-            f"target_tokens={target} is too short: the facts and the longest question need {fit(attempt(0) + longest)} "
+            f"target_tokens={target} is too short: the facts and the longest question need {size} "
             "tokens of this tokenizer. Use a longer target, or fewer facts."
+        )
+    if target - best > max(_SHORTFALL * target, grain):
+        raise ContractError(
+            f"target_tokens={target} cannot be met with this tokenizer: the nearest text below it has {best} tokens."
         )
     return best_room
 
@@ -168,5 +176,5 @@ def compose(
     def attempt(room: int) -> str:
         return _assemble(facts, supply.take(room - weight), separator).context
 
-    room = stretch(attempt, endings, fit=fit, target=target)
+    room = stretch(attempt, endings, fit=fit, target=target, grain=supply.shortest)
     return _assemble(facts, supply.take(room - weight), separator)

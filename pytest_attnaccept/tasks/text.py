@@ -1,8 +1,9 @@
 """Natural-looking documents whose people come back, for perplexity that depends on the far past (`text`).
 
 Every person has a city, a job, an animal with a color and a favorite food. The first mention is news; a later one can
-be predicted only by a model that still holds the first. ``key_spans`` marks the later ones (role "recall", with the
-distance to the last earlier mention) and the first ones (role "fact"); the questions are cloze questions about them.
+be predicted only by a model that still holds the first. ``key_spans`` marks the first ones (role "fact") and those later
+ones whose sentence has already said whom it is about (role "recall", with the distance to the last earlier mention); the
+questions are cloze questions about them.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class _Story:
     people: list[dict[str, str]]
     waiting: list[int]
     seen: list[int] = field(default_factory=list)
-    marks: list[list[tuple[int, str, str]]] = field(default_factory=list)
+    marks: list[list[tuple[int, str, str, bool]]] = field(default_factory=list)
 
     def sentence(self, number: int) -> str:
-        """The next sentence; its attributes are noted in ``marks`` as (offset, key, word)."""
+        """The next sentence; its attributes are noted in ``marks``: offset, key, word, whether its owner is told."""
         stream = self.stream
         if self.waiting and (not self.seen or stream.unit() < 0.5):
             who = self.waiting.pop()
@@ -74,10 +75,11 @@ class _Story:
         return self._say(stream.pick(_FORMS), stream.pick(self.seen))
 
     def _say(self, form: str, who: int) -> str:
-        result, notes = "", []
+        result, notes, told = "", [], False
         for piece in form.replace("}", "{").split("{"):
             if piece in _LISTS:
-                notes.append((len(result), f"{who}.{piece}", self.people[who][piece]))
+                notes.append((len(result), f"{who}.{piece}", self.people[who][piece], told))
+            told = told or piece in self.people[who]  # from here on the sentence says whom it is about
             result += self.people[who].get(piece, piece)
         self.marks.append(notes)
         return result
@@ -88,20 +90,21 @@ def _spans(sentences: list[str], story: _Story, length: int) -> tuple[KeySpan, .
     spans, last, offset = [], dict[str, int](), 0
     for number, sentence in enumerate(sentences):
         # Sentences after the drawn ones are short fillers: they have no marks.
-        for position, key, word in story.marks[number] if number < len(story.marks) else []:
+        for position, key, word, told in story.marks[number] if number < len(story.marks) else []:
             if sentence[position : position + len(word)] != word:
                 break
             start = offset + position
             known = key in last
-            spans.append(
-                KeySpan(
-                    start=start,
-                    end=start + len(word),
-                    depth=start / length,
-                    role="recall" if known else "fact",
-                    distance=start - last[key] if known else 0,
+            if told or not known:
+                spans.append(
+                    KeySpan(
+                        start=start,
+                        end=start + len(word),
+                        depth=start / length,
+                        role="recall" if known else "fact",
+                        distance=start - last[key] if known else 0,
+                    )
                 )
-            )
             last[key] = start
         offset += len(sentence) + 1
     return tuple(spans)
@@ -146,9 +149,11 @@ def text(
     cast = [{"name": names[i], **{key: words[i] for key, words in lists.items()}} for i in range(people)]
     story = _Story(stream=stream, people=cast, waiting=list(range(people)))
     supply = Supply(story.sentence, TAILS["varied"], fit)
-    room = stretch(
-        lambda size: " ".join(sentence for sentence, _ in supply.take(size)), [""], fit=fit, target=target_tokens
-    )
+
+    def attempt(size: int) -> str:
+        return " ".join(sentence for sentence, _ in supply.take(size))
+
+    room = stretch(attempt, [""], fit=fit, target=target_tokens, grain=supply.shortest)
     sentences = [sentence for sentence, _ in supply.take(room)]
     context = " ".join(sentences)
     return make_item(
