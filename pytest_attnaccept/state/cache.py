@@ -165,9 +165,7 @@ def _failed(
     code = "\n".join(as_code(contract, tally.first_seed, shown, broken.text, device))
     if broken.error is not None:
         raise CandidateError(f"{check}: the cache raised {broken.text}. Minimal program:\n{code}") from broken.error
-    seems = (
-        explain(run, broken, done) if broken is again else "not the same on every run (race or uninitialised memory)"
-    )
+    seems = explain(run, broken) if broken is again else "not the same on every run (race or uninitialised memory)"
     gate = Threshold(
         name="worst deviation" if broken.kind == "value" else f"{broken.kind} errors",
         value=broken.ratio if broken.kind == "value" else 1.0,

@@ -46,6 +46,8 @@ class View:
         Factor on the contract's ``head_dim ** -0.5``.
     offset
         Added to the position of every query before masking.
+    stored
+        Keys and values pass through this dtype first.
     """
 
     window: int | None
@@ -53,6 +55,7 @@ class View:
     tiled_heads: bool = False
     scale: float = 1.0
     offset: int = 0
+    stored: torch.dtype | None = None
 
 
 class Attended(NamedTuple):
@@ -112,6 +115,8 @@ def attend64(
         What the candidate rounds to.
     """
     heads, count, dim = queries.shape
+    if view.stored is not None:
+        keys, values = keys.to(view.stored), values.to(view.stored)
     q, k, v = (tensor.to(torch.float64) for tensor in (queries, keys, values))
     group = torch.arange(heads)
     group = group % k.shape[0] if view.tiled_heads else group // (heads // k.shape[0])

@@ -21,21 +21,52 @@ __all__ = ["MAX_QUERIES", "THEMES", "edge_lengths", "edge_programs", "random_pro
 MAX_QUERIES = 64
 _MAX_PREFILL = 1024
 _IDS = (0, 1, 2, 3, 4, 5, 6, 7, 16, 19)
+_BALLAST_ID = 8
+_MAX_BALLAST_ELEMENTS = 2**22
 
-# Weights of the operations per theme; "full" is the share of appends that ignore the room left.
+# Weights of the operations per theme; "full": share of operations that ignore the room left;
+# "ballast": share of programs that begin with one sequence that nearly fills the pool; "loud": share of loud appends.
 THEMES: Mapping[str, Mapping[str, float]] = {
-    "programs": {"append": 6, "attend": 3, "fork": 2, "free": 1, "truncate": 2, "full": 0.03, "loud": 0.1},
-    "pressure": {"append": 8, "attend": 3, "fork": 2, "free": 1.5, "truncate": 1, "full": 0.6, "loud": 0.1},
-    "fork": {"append": 6, "attend": 3, "fork": 4, "free": 1, "truncate": 2, "full": 0.02, "loud": 0.2},
-    "reuse": {"append": 7, "attend": 2, "fork": 1, "free": 4, "truncate": 1, "full": 0.02, "loud": 0.4},
-    "rollback": {"append": 6, "attend": 3, "fork": 1, "free": 0.5, "truncate": 6, "full": 0.02, "loud": 0.2},
+    "programs": {
+        "append": 6,
+        "attend": 3,
+        "fork": 2,
+        "free": 1,
+        "truncate": 2,
+        "full": 0.03,
+        "loud": 0.1,
+        "ballast": 0.25,
+    },
+    "pressure": {
+        "append": 8,
+        "attend": 3,
+        "fork": 2,
+        "free": 1.5,
+        "truncate": 1,
+        "full": 0.6,
+        "loud": 0.1,
+        "ballast": 0.6,
+    },
+    "fork": {"append": 6, "attend": 3, "fork": 4, "free": 1, "truncate": 2, "full": 0.02, "loud": 0.2, "ballast": 0.1},
+    "reuse": {"append": 7, "attend": 2, "fork": 1, "free": 4, "truncate": 1, "full": 0.02, "loud": 0.4, "ballast": 0.2},
+    "rollback": {
+        "append": 6,
+        "attend": 3,
+        "fork": 1,
+        "free": 0.5,
+        "truncate": 6,
+        "full": 0.02,
+        "loud": 0.2,
+        "ballast": 0.1,
+    },
 }
 
 
 def edge_lengths(contract: CacheContract) -> list[int]:
     """Return the sequence lengths that matter: page edges and window edges, each with its neighbours."""
     page, window, sinks = contract.page_size, contract.window, contract.sink_tokens
-    edges = {1, 2, page - 1, page, page + 1, 2 * page - 1, 2 * page, 2 * page + 1, 3 * page}
+    edges = {1, 2, page - 1, page, page + 1, 2 * page - 1, 2 * page, 2 * page + 1, 3 * page, 5 * page + 1}
+    edges.add(min(contract.capacity_pages * page, 17 * page - 1, _MAX_PREFILL))
     if window is not None:
         for edge in (window, window + sinks, 2 * window, window + page):
             edges |= {edge - 1, edge, edge + 1}
@@ -66,13 +97,20 @@ def _ways(contract: CacheContract, length: int) -> list[list[int]]:
     if contract.window is not None and length > contract.window:
         ways.append([contract.window, *([1] * min(8, length - contract.window))])
     if 2 < length <= 40:
-        ways.append([1] * length)
+        ways += [[1] * length, [3] * (length // 3) + [length % 3], [2] * (length // 2) + [length % 2]]
     return [list(way) for way in dict.fromkeys(tuple(part for part in way if part) for way in ways)]
 
 
 def random_program(contract: CacheContract, theme: str, key: str) -> list[Op]:
     """Return one program of a theme; the same key gives the same program."""
     return _Writer(contract, THEMES[theme], random.Random(f"{theme}/{key}")).write()
+
+
+def _ballast(contract: CacheContract) -> int:
+    """Return how many tokens fill the pool but for four pages; 0 when that is not worth a sequence."""
+    most = _MAX_BALLAST_ELEMENTS // (contract.kv_heads * contract.head_dim)
+    tokens = min((contract.capacity_pages - 4) * contract.page_size, most)
+    return tokens if tokens >= 2 * contract.page_size else 0
 
 
 class _Writer:
@@ -85,6 +123,7 @@ class _Writer:
         self.model = TokenModel(contract)
         self.program: list[Op] = []
         self.room = contract.capacity_pages
+        self.ballast = _ballast(contract) if rng.random() < weights["ballast"] else 0
         self.step: Mapping[str, Callable[[], None]] = {
             "append": self._append,
             "attend": self._attend,
@@ -98,6 +137,8 @@ class _Writer:
         names = ["append", "attend", *self.contract.operations]
         shares = [self.weights[name] for name in names]
         steps = self.rng.randrange(8, 36)
+        if self.ballast:  # high page numbers and a nearly full pool, without hundreds of steps
+            self._do(Op("append", _BALLAST_ID, self.rng.randrange(self.ballast // 2, self.ballast) + 1))
         while len(self.program) < steps:
             self.step[self.rng.choices(names, shares)[0] if self.model.sequences else "append"]()
         for seq in self.model.sequences:

@@ -116,13 +116,20 @@ class CacheReplay:
         except MemoryError:
             allowed = self.model.may_refuse(op)
             if allowed:
-                self.refused += 1
+                self._remember_refusal(op)
                 return None
             return Broken(kind="memory", step=index, text=self._memory_text(op))
         except Exception as error:  # the candidate may raise anything; it is reported with its cause
             return Broken(kind="exception", step=index, text=f"{type(error).__name__}: {error}", error=error)
         self.model.apply(op)
         return None
+
+    def _remember_refusal(self, op: Op) -> None:
+        self.refused += 1
+        if op.name == "append" and op.seq in self.model.sequences:
+            after = self.model.copy()
+            after.apply(op)
+            self.model.ghosts.append(("refused", op.seq, after.sequences[op.seq].tokens))
 
     def _call(self, op: Op) -> None:
         if op.name == "append":
