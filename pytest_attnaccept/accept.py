@@ -250,6 +250,14 @@ class Accept:
             seconds=time.perf_counter() - started,
         )
 
+    def overrule(self, error: BaseException, *, skipped: bool) -> None:
+        """Record that the test did not stand by its green verdict: whatever it raised afterwards counts, also if xfailed."""
+        if self.record is None or self.record.verdict.blocks or isinstance(error, AttnAcceptError):
+            return
+        text = f"{type(error).__name__}: {error}" if not isinstance(error, AcceptanceFailure) else str(error)
+        verdict = Verdict.INVALID if skipped or isinstance(error, AcceptanceFailure) else Verdict.FAIL
+        self._note(verdict, f"the test took back its {self.record.verdict.value}: {text}", time.perf_counter())
+
     # -- settings ---------------------------------------------------------------------------------------------------
 
     @property

@@ -16,7 +16,7 @@ from pytest_attnaccept.accept import Accept
 from pytest_attnaccept.errors import AttnAcceptError
 from pytest_attnaccept.glue import gate_of
 from pytest_attnaccept.items import ItemSpec, specs_of_test
-from pytest_attnaccept.plugin import SPEC
+from pytest_attnaccept.plugin import SIBLINGS, SPEC
 from pytest_attnaccept.profiles import Profile, load_profile
 from pytest_attnaccept.suites import Suite, SuiteCell, load_suite
 from pytest_attnaccept.taxonomy import Surface
@@ -27,7 +27,6 @@ __all__ = ["AcceptFile", "AcceptItem"]
 class AcceptItem(pytest.Function):
     """One check of one suite cell."""
 
-    siblings: tuple[ItemSpec, ...] = ()
     line: int = 0
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int, str]:
@@ -40,35 +39,35 @@ class AcceptFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield the items of every cell; a broken file is one clean collection error."""
-        gate = gate_of(self.config)
         try:
+            gate = gate_of(self.config)
             suite = load_suite(self.path, gate.registry)
-            profile = self._profile(suite, gate.profile)
-            cells = [(cell, self._specs(cell, profile)) for cell in suite.cells]
+            cells = [(cell, self._specs(cell, suite)) for cell in suite.cells]
         except AttnAcceptError as error:
             raise self.CollectError(str(error)) from error
         for cell, specs in cells:
             for spec in specs:
                 yield self._item(cell, spec, specs)
 
-    def _profile(self, suite: Suite, session_profile: Profile) -> Profile:
-        """Return the profile of this suite: the command line's, else the file's own, with the file's limits."""
-        explicit = gate_of(self.config).options.explicit
-        base = session_profile
-        if suite.profile is not None and not explicit:
-            base = load_profile(suite.profile, f"{suite.file.name}: profile")
-        return base.with_overrides(limits=suite.limits, data=suite.data, max_tokens=suite.max_tokens)
-
-    def _specs(self, cell: SuiteCell, profile: Profile) -> tuple[ItemSpec, ...]:
+    def _base(self, suite: Suite) -> Profile:
+        """Return the profile of this suite: the command line's, else the file's own."""
         gate = gate_of(self.config)
+        if suite.profile is not None and not gate.options.explicit:
+            return load_profile(suite.profile, f"{suite.file.name}: profile")
+        return gate.profile
+
+    def _specs(self, cell: SuiteCell, suite: Suite) -> tuple[ItemSpec, ...]:
+        gate, base = gate_of(self.config), self._base(suite)
         return specs_of_test(
             cell=f"{self.nodeid}::{cell.name}",
             stack=cell.stack,
             surface=Surface.MODEL,
-            profile=profile,
+            profile=base.with_overrides(limits=suite.limits, data=suite.data, max_tokens=suite.max_tokens),
             options=gate.options,
             source=Path(self.path),
             where=f"{self.path.name}:{cell.line}",
+            root=gate.options.root,
+            base=base,
             model=cell.model,
         )
 
@@ -76,8 +75,8 @@ class AcceptFile(pytest.File):
         item: AcceptItem = AcceptItem.from_parent(
             self, name=f"{cell.name}[{spec.planned.check}]", callobj=_measure_cell
         )
-        item.siblings, item.line = specs, cell.line
-        item.stash[SPEC] = spec
+        item.line = cell.line
+        item.stash[SPEC], item.stash[SIBLINGS] = spec, specs
         for entry in cell.stack:
             knobs = {k: v for k, v in entry.knobs.items() if v is not None}
             item.add_marker(getattr(pytest.mark, entry.method.kind.value)(method=entry.method.name, **knobs))

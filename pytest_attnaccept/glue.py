@@ -1,17 +1,9 @@
-"""What the pytest hooks do once a mark, a suite or a profile is there.
-
-Positions
----------
-1. A mark mistake is collected, not raised, while pytest collects: raising there would be a collection error in one file.
-   All mistakes are raised together before the first item (exit 4). An xdist worker cannot exit with 4, so there each
-   broken item fails in its setup instead.
-2. The plan holds every check of every test function of which at least one item was collected, before any deselection.
-"""
+"""What the pytest hooks do once a mark, a suite or a profile is there (making items from marks is in `generate`)."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +11,14 @@ import pytest
 
 from pytest_attnaccept.accept import Accept
 from pytest_attnaccept.errors import AcceptanceFailure, AttnAcceptError, ContractError, UsageError
-from pytest_attnaccept.items import ItemSpec, specs_of_test
-from pytest_attnaccept.marks import KIND_MARKS, Declared, MarkLike, declared, surface_in_source
-from pytest_attnaccept.matrix import PlannedItem
+from pytest_attnaccept.items import ItemSpec
 from pytest_attnaccept.options import read_options
-from pytest_attnaccept.plugin import BROKEN, GATE, HANDLE, RUN_ID, SPEC
+from pytest_attnaccept.plugin import GATE, HANDLE, SPEC, run_id
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.reports.junit import properties
-from pytest_attnaccept.session import GateSession, new_run_id
+from pytest_attnaccept.session import GateSession
 
 # -- start ----------------------------------------------------------------------------------------------------------------
-
-
-def run_id(config: pytest.Config) -> str:
-    """Return the name of this run, made on first use."""
-    if not config.stash.get(RUN_ID, ""):
-        config.stash[RUN_ID] = new_run_id()
-    return config.stash[RUN_ID]
 
 
 def gate_of(config: pytest.Config) -> GateSession:
@@ -69,10 +52,10 @@ def configure(config: pytest.Config) -> None:
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     if gate.options.explicit and getattr(config.option, "force_reruns", None):
-        raise pytest.UsageError(_FORCED_RERUNS)
+        raise pytest.UsageError(FORCED_RERUNS)
 
 
-_FORCED_RERUNS = (
+FORCED_RERUNS = (
     "--force-reruns repeats a failed gate until it passes, which multiplies its error rate; gated items are never rerun."
     " Remove the option, or run the gate in its own pytest call."
 )
@@ -81,171 +64,18 @@ _FORCED_RERUNS = (
 # -- collection -----------------------------------------------------------------------------------------------------------
 
 
-def parametrize_checks(metafunc: pytest.Metafunc) -> None:
-    """Parametrize the fixture with the union of checks over all parameter sets; `attach_specs` drops the surplus."""
-    definition = metafunc.definition
-    if not any(m.name in KIND_MARKS for m in _all_marks(definition)):
-        return
-    checks: dict[str, None] = {}
-    for extra in _parameter_marks(definition):
-        try:
-            specs = _specs(definition, [*extra, *definition.iter_markers()], _cell(definition, ""))
-        except AttnAcceptError:
-            continue  # reported by attach_specs, which sees the complete items
-        checks.update(dict.fromkeys(s.planned.check for s in specs))
-    if checks:
-        names = list(checks)
-        metafunc.parametrize("accept", names, indirect=True, ids=names)
+def never_rerun(item: pytest.Item) -> None:
+    """Disarm pytest-rerunfailures: k repetitions multiply the error rate of a gate."""
+    if hasattr(item.config.option, "reruns"):
+        item.add_marker(pytest.mark.flaky(reruns=0), append=False)
 
 
-def _all_marks(item: Any) -> Iterable[MarkLike]:
-    for extra in _parameter_marks(item):
-        yield from extra
-    yield from item.iter_markers()
-
-
-def _parameter_marks(item: Any) -> list[list[MarkLike]]:
-    """Return the marks of every combination of ``pytest.param(..., marks=...)`` of a test function."""
-    per_mark: list[list[list[MarkLike]]] = []
-    for mark in item.iter_markers("parametrize"):
-        values = mark.args[1] if len(mark.args) > 1 else mark.kwargs.get("argvalues", ())
-        sets = [[getattr(m, "mark", m) for m in getattr(v, "marks", ())] for v in values]
-        per_mark.append([s for i, s in enumerate(sets) if s not in sets[:i]] or [[]])
-    return [list(itertools.chain(*combination)) for combination in itertools.product(*per_mark)]
-
-
-def _cell(item: Any, parameters: str) -> str:
-    """Return the stable name of a test: its node id without the check."""
-    base = item.nodeid.split("[", 1)[0] if "[" in item.name else item.nodeid
-    return f"{base}[{parameters}]" if parameters else base
-
-
-def _specs(item: Any, marks: Sequence[MarkLike], cell: str) -> tuple[ItemSpec, ...]:
-    gate = gate_of(item.config)
-    found = declared(marks, gate.registry, wants_accept=True, where=cell)
-    if found is None:  # for the type checker: with wants_accept there is a result or an error
-        return ()
-    return specs_of_test(
-        cell=cell,
-        stack=found.stack,
-        surface=_surface(item, found),
-        profile=gate.profile.with_overrides(limits=found.limits),
-        options=gate.options,
-        source=Path(item.path),
-        where=cell,
-        checkpoint=found.checkpoint,
-    )
-
-
-def _surface(item: Any, found: Declared) -> Any:
-    """Return the surface: the mark's, else the one named in the source, else the default of the innermost method."""
-    return found.surface or surface_in_source(item.obj) or found.stack[-1].method.surface
-
-
-def attach_specs(made: list[pytest.Item]) -> list[pytest.Item]:
-    """Attach to every item what it must run; drop items whose marks do not require their check."""
-    kept: list[pytest.Item] = []
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in made:
-        if "accept" not in getattr(item, "fixturenames", ()):
-            kept.append(item)
-            continue
-        check = _check_of(item)
-        groups.setdefault(_cell(item, _parameters_without(item, check)), []).append(item)
-    for cell, items in groups.items():
-        kept.extend(_attach_group(cell, items))
-    order = {id(item): i for i, item in enumerate(made)}
-    return sorted(kept, key=lambda i: order[id(i)])
-
-
-def _attach_group(cell: str, items: list[pytest.Item]) -> list[pytest.Item]:
-    gate = gate_of(items[0].config)
-    try:
-        specs = {s.planned.check: s for s in _specs(items[0], list(items[0].iter_markers()), cell)}
-        absent = set(specs) - {_check_of(i) for i in items}
-        if absent:
-            raise UsageError(
-                f"{cell}: its marks come from a place that is read too late (metafunc.parametrize with marked parameters);"
-                f" checks {', '.join(sorted(absent))} would be lost. Use @pytest.mark.parametrize with pytest.param(...)"
-            )
-    except AttnAcceptError as error:
-        gate.usage_errors.append(str(error))
-        for item in items:
-            item.stash[BROKEN] = str(error)
-        return items
-    kept = []
-    for item in items:
-        spec = specs.get(_check_of(item))
-        if spec is not None:
-            item.stash[SPEC] = spec
-            kept.append(item)
-    return kept
-
-
-def _check_of(item: Any) -> str:
-    call = getattr(item, "callspec", None)
-    return str(call.params.get("accept", "")) if call is not None else ""
-
-
-def _parameters_without(item: Any, check: str) -> str:
-    """Return the item's parameter ids without the check (ours is always the last one)."""
-    if "[" not in item.name:
-        return ""
-    inside = item.name.split("[", 1)[1][:-1]
-    if inside == check:
-        return ""
-    return inside[: -len(check) - 1] if check and inside.endswith(f"-{check}") else inside
-
-
-def note_required(config: pytest.Config, items: list[pytest.Item], concerned: list[pytest.Item]) -> None:
-    """Add to the plan every check of every concerned test; raise mark mistakes on a process that may raise them."""
-    gate = gate_of(config)
-    for item in concerned:
-        if SPEC not in item.stash and BROKEN not in item.stash:
-            _check_foreign(gate, item)
-    ours = [i for i in concerned if SPEC in i.stash]
-    gate.planned.extend(_whole_tests(ours))
-    if ours and getattr(config.option, "force_reruns", None):
-        gate.usage_errors.append(_FORCED_RERUNS)
-        for item in ours:
-            item.stash[BROKEN] = _FORCED_RERUNS
-    if config.pluginmanager.hasplugin("rerunfailures"):
-        for item in ours:
-            item.add_marker(pytest.mark.flaky(reruns=0), append=False)
+def before_run(config: pytest.Config, gate: GateSession, items: list[pytest.Item]) -> None:
+    """Raise mark mistakes on a process that may raise them; under a time budget put the worst cells first."""
     if gate.usage_errors and not hasattr(config, "workerinput"):
         raise pytest.UsageError("\n".join(dict.fromkeys(gate.usage_errors)))
     if gate.options.time_s is not None:
         _worst_first(items)
-
-
-def _whole_tests(ours: list[pytest.Item]) -> list[PlannedItem]:
-    """Return the planned items of every test of which an item was collected, also of checks that a node id left out."""
-    planned: list[PlannedItem] = []
-    seen: set[str] = set()
-    for item in ours:
-        spec: ItemSpec = item.stash[SPEC]
-        if spec.planned.cell not in seen:
-            seen.add(spec.planned.cell)
-            planned.extend(s.planned for s in _siblings(item, spec))
-    return planned
-
-
-def _siblings(item: Any, spec: ItemSpec) -> tuple[ItemSpec, ...]:
-    """Return all items of the test that `item` belongs to; a suite cell carries them, a marked test recomputes them."""
-    from pytest_attnaccept.collect import AcceptItem
-
-    if isinstance(item, AcceptItem):
-        return item.siblings
-    return _specs(item, list(item.iter_markers()), spec.planned.cell)
-
-
-def _check_foreign(gate: GateSession, item: pytest.Item) -> None:
-    """Report a registered method on a test that does not take the fixture; leave every other mark alone."""
-    try:
-        declared(list(item.iter_markers()), gate.registry, wants_accept=False, where=item.nodeid)
-    except AttnAcceptError as error:
-        gate.usage_errors.append(str(error))
-        item.stash[BROKEN] = str(error)
 
 
 def _worst_first(items: list[pytest.Item]) -> None:
@@ -261,8 +91,17 @@ def _worst_first(items: list[pytest.Item]) -> None:
     items.sort(key=key)
 
 
+def announce(config: pytest.Config, gate: GateSession) -> None:
+    """Put on disk that a gate has begun."""
+    if not config.option.collectonly and not gate.options.plan_only:
+        with _writing(config, gate):
+            gate.announce()
+
+
 def collected(session: pytest.Session, gate: GateSession) -> None:
     """Write the plan, or print it under --accept-plan."""
+    if session.testsfailed:  # at this moment only collection can have failed
+        gate.problems.append(f"{session.testsfailed} files could not be collected; what they require is unknown")
     if gate.options.plan_only:
         from pytest_attnaccept.reports.plan import plan_lines
 
@@ -271,7 +110,19 @@ def collected(session: pytest.Session, gate: GateSession) -> None:
             for line in plan_lines(gate.plan(), gate.profile):
                 reporter.write_line(line)
     elif not session.config.option.collectonly:
-        gate.write_plan()
+        with _writing(session.config, gate):
+            gate.write_plan()
+
+
+@contextmanager
+def _writing(config: pytest.Config, gate: GateSession) -> Generator[None, None, None]:
+    """Turn an output folder that cannot be written into a usage error; a worker lets it crash the run."""
+    try:
+        yield
+    except OSError as error:
+        if hasattr(config, "workerinput"):
+            raise
+        raise pytest.UsageError(f"--accept-out={gate.options.out}: cannot be written ({error.strerror})") from error
 
 
 # -- one item -------------------------------------------------------------------------------------------------------------
@@ -316,19 +167,26 @@ def around_call(item: pytest.Function) -> Generator[None, object, object]:
     except BaseException as error:
         raised = error
     handle: Accept | None = item.stash.get(HANDLE, None)
+    if raised is None:
+        raised = _missing_call(item, handle)
+    if raised is not None and handle is not None and not isinstance(raised, (KeyboardInterrupt, pytest.exit.Exception)):
+        handle.overrule(raised, skipped=isinstance(raised, (pytest.skip.Exception, pytest.xfail.Exception)))
     if handle is not None and handle.record is not None:
         item.user_properties.extend(properties(handle.record))
         item.config.pluginmanager.hook.pytest_attnaccept_report(config=item.config, record=handle.record)
     if raised is not None:
         raise raised
+    return result
+
+
+def _missing_call(item: pytest.Function, handle: Accept | None) -> BaseException | None:
+    """Return what a test that ended without an exception still has to answer for."""
     if handle is None or handle.record is None:
         planned = item.stash[SPEC].planned
-        raise AcceptanceFailure(
+        return AcceptanceFailure(
             f"INCOMPLETE {planned.id}: the test never called accept.{planned.surface}(...), so nothing was measured"
         )
-    if handle.failure is not None:
-        raise handle.failure
-    return result
+    return handle.failure
 
 
 def shape_report(item: pytest.Item, call: pytest.CallInfo[None], report: Any) -> None:
@@ -362,8 +220,17 @@ def finish(session: pytest.Session, exitstatus: int) -> None:
         from pytest_attnaccept.reports.page import write_page
 
         write_page(Path(gate.options.html), result)
-    if gate.options.explicit and result.verdict.value != "PASS" and exitstatus in (0, 5):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    session.exitstatus = enforced(config, session.exitstatus)
+
+
+def enforced(config: pytest.Config, status: int | pytest.ExitCode | None) -> Any:
+    """Return the exit status that the verdict allows; only 0 and 5 (nothing collected) are ever raised."""
+    gate: GateSession | None = config.stash.get(GATE, None)
+    if gate is None or gate.result is None or status not in (0, 5):
+        return status
+    if (gate.options.explicit and gate.result.verdict.value != "PASS") or gate.shards.usage_errors():
+        return pytest.ExitCode.TESTS_FAILED
+    return status
 
 
 def _global_properties(config: pytest.Config, gate: GateSession) -> None:
@@ -401,4 +268,7 @@ def selftest(config: pytest.Config) -> int:
     """Run the gate's own controls and return an exit status."""
     from pytest_attnaccept.selftest import run_selftest
 
-    return run_selftest(read_options(config))
+    try:
+        return run_selftest(read_options(config))
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error

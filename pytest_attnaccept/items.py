@@ -6,17 +6,19 @@ Plain functions without pytest, so that the plan of a run can be computed and te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_attnaccept.fingerprint import digest_file, digest_of, digest_tree, package_versions
+from pytest_attnaccept.errors import AttnAcceptError
+from pytest_attnaccept.fingerprint import digest_of, digest_tree, package_versions
 from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.options import Options
-from pytest_attnaccept.profiles import Profile, data_dir
+from pytest_attnaccept.profiles import Profile, data_dir, load_profile
 from pytest_attnaccept.protocol import Requirement, StackEntry, required_depth, stack_kind
+from pytest_attnaccept.sources import digests_of, source_closure
 from pytest_attnaccept.taxonomy import Surface
 
-__all__ = ["ItemSpec", "specs_of_test"]
+__all__ = ["ItemSpec", "restated", "specs_of_test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ def specs_of_test(
     options: Options,
     source: Path,
     where: str,
+    root: Path | None = None,
+    base: Profile | None = None,
     checkpoint: str | None = None,
     model: object = None,
 ) -> tuple[ItemSpec, ...]:
@@ -49,22 +53,30 @@ def specs_of_test(
     Parameters
     ----------
     source
-        File that holds the test or suite; its content is part of the static digest.
+        File that holds the test or suite; its content, and that of what it imports, is part of the static digest.
+    root
+        Root folder of the project (default: the folder of `source`).
+    base
+        The profile before the test's own limits (default: `profile`).
     model
         Model column of a suite cell (a spec or a mapping), or None: the fixture ``accept_model`` gives it.
     """
     depth = required_depth(stack, surface, profile, where)
     kind = stack_kind(stack)
     text = " + ".join(e.label for e in stack)
-    common = {
+    top = root if root is not None else source.parent
+    context = {
         "profile": profile.digest(),
+        "base": (base or profile).digest(),
         "stack": text,
         "device": options.device,
         "dtype": options.dtype,
         "seed": options.seed,
+        "suite_model": dict(model) if isinstance(model, Mapping) else model,
         "model": _model_digest(model if model is not None else options.model),
+        "checkpoint_spec": checkpoint,
         "checkpoint": _model_digest(checkpoint),
-        "source": digest_file(source),
+        "files": digests_of([*source_closure(source, top), *map(Path, _data_files(profile))], top),
         "versions": dict(package_versions()),
     }
     limits = {name: limit.max for name, limit in profile.limits.items()} if surface is Surface.MODEL else {}
@@ -82,7 +94,8 @@ def specs_of_test(
                 exists=r.exists,
                 params=dict(r.params),
                 limits=limits,
-                static=digest_of([r.check, dict(r.params), common]),
+                static=_static(r.check, r.params, context),
+                context=context,
             ),
             requirement=r,
             stack=tuple(stack),
@@ -93,6 +106,48 @@ def specs_of_test(
         )
         for r in depth
     )
+
+
+def restated(item: PlannedItem, options: Options, profile: Profile, root: Path) -> PlannedItem:
+    """Return `item`, planned by an earlier run, with the static digest that it has today.
+
+    A run that collects only a part (``--lf``) must notice that the other part's files, options or profile have changed
+    since: otherwise the old plan would agree with the old records for ever.
+    """
+    then = item.context
+    files = then.get("files")
+    names = list(files) if isinstance(files, Mapping) else []
+    suite_model = then.get("suite_model")
+    context = {
+        **then,
+        "base": _base_digest(item.profile, profile),
+        "device": options.device,
+        "dtype": options.dtype,
+        "seed": options.seed,
+        "model": _model_digest(suite_model if suite_model is not None else options.model),
+        "checkpoint": _model_digest(then.get("checkpoint_spec")),
+        "files": digests_of([root / n for n in names], root),
+        "versions": dict(package_versions()),
+    }
+    return replace(item, context=context, static=_static(item.check, item.params, context))
+
+
+def _static(check: str, params: Mapping[str, object], context: Mapping[str, object]) -> str:
+    return digest_of([check, dict(params), context])
+
+
+def _base_digest(name: str, session: Profile) -> str:
+    """Return today's digest of the profile that an item was planned under ("" when it cannot be read any more)."""
+    if name == session.name:
+        return session.digest()
+    try:
+        return load_profile(name).digest()
+    except AttnAcceptError:
+        return ""
+
+
+def _data_files(profile: Profile) -> list[str]:
+    return [path for path in profile.data.values() if path != "builtin"]
 
 
 def _model_digest(spec: object) -> str:

@@ -31,6 +31,8 @@ class PlannedItem:
     static
         Digest of everything about the item that is known before it runs (profile, params, files, versions, device,
         dtype, seed). A record with another digest is stale.
+    context
+        What `static` was computed from besides check and params, so that a later run can compute it anew.
     exists
         False when this version cannot measure the check; the item ends INCOMPLETE.
     """
@@ -47,6 +49,7 @@ class PlannedItem:
     params: Mapping[str, object] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
     static: str = ""
+    context: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

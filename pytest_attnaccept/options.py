@@ -28,6 +28,8 @@ class Options:
         Whether a profile was chosen by option or ini: then the run is a gate and fails closed.
     profile
         Name or file; "smoke" when nothing was chosen.
+    root
+        Root folder of the project; relative paths in plans are taken from here.
     time_s
         Time budget in seconds, or None.
     """
@@ -44,6 +46,7 @@ class Options:
     selftest: bool
     resume: bool
     html: str | None
+    root: Path = Path()
 
     def resolve_device(self) -> str:
         """Return the device to measure on; "auto" is cuda where there is one (this imports torch)."""
@@ -80,6 +83,7 @@ def read_options(config: Any) -> Options:
         selftest=bool(config.getoption("attnaccept_selftest")),
         resume=bool(config.getoption("attnaccept_resume")),
         html=value("html"),
+        root=Path(config.rootpath),
     )
 
 

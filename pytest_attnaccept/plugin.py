@@ -6,6 +6,8 @@ nothing else: no output, no file, no torch, numpy, scipy or yaml.
 
 from __future__ import annotations
 
+import datetime
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ RUN_ID: pytest.StashKey[str] = pytest.StashKey()
 SPEC: pytest.StashKey[Any] = pytest.StashKey()
 BROKEN: pytest.StashKey[str] = pytest.StashKey()
 HANDLE: pytest.StashKey[Any] = pytest.StashKey()
+SIBLINGS: pytest.StashKey[Any] = pytest.StashKey()
 
 
 # -- start ----------------------------------------------------------------------------------------------------------------
@@ -100,18 +103,35 @@ class _XdistHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give every worker the name of the run."""
-        from pytest_attnaccept import glue
+        node.workerinput["attnaccept_run"] = run_id(node.config)
 
-        node.workerinput["attnaccept_run"] = glue.run_id(node.config)
+
+def run_id(config: pytest.Config) -> str:
+    """Return the name of this run, made on first use; names sort by time."""
+    if not config.stash.get(RUN_ID, ""):
+        now = datetime.datetime.now(datetime.timezone.utc)
+        config.stash[RUN_ID] = f"{now:%Y%m%dT%H%M%S%f}-{os.urandom(3).hex()}"
+    return config.stash[RUN_ID]
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run the self-test instead of tests when asked to."""
+    """Run the self-test instead of tests when asked to; a plan is printed by one process."""
     if config.getoption("attnaccept_selftest"):
         from pytest_attnaccept import glue
 
         return glue.selftest(config)
+    if config.getoption("attnaccept_plan") and hasattr(config.option, "dist"):
+        config.option.dist, config.option.tx, config.option.numprocesses = "no", [], None
     return None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Announce a gate before anything is collected: whatever happens next, an older verdict no longer stands."""
+    gate = session.config.stash.get(GATE, None)
+    if gate is not None and not hasattr(session.config, "workerinput"):
+        from pytest_attnaccept import glue
+
+        glue.announce(session.config, gate)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -139,9 +159,9 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one item per check for every test that takes ``accept``."""
     if "accept" in metafunc.fixturenames:
-        from pytest_attnaccept import glue
+        from pytest_attnaccept import generate
 
-        glue.parametrize_checks(metafunc)
+        generate.parametrize_checks(metafunc)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -149,24 +169,32 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
     """Attach to each item its check, and drop combinations that the item's own marks do not require."""
     made = yield
     if isinstance(made, list) and any("accept" in getattr(i, "fixturenames", ()) for i in made):
-        from pytest_attnaccept import glue
+        from pytest_attnaccept import generate
 
-        return glue.attach_specs(made)
+        return generate.attach_specs(made)
     return made
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Note what is required before anything is deselected, and stop at mark mistakes."""
-    concerned = [i for i in items if SPEC in i.stash or BROKEN in i.stash or _has_method_mark(i)]
-    if concerned:
-        from pytest_attnaccept import glue
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note what is required as it is collected: no later hook can take it out of the plan."""
+    if SPEC in item.stash or BROKEN in item.stash or _has_method_mark(item):
+        from pytest_attnaccept import generate
 
-        glue.note_required(config, items, concerned)
+        generate.note_required(item)
 
 
 def _has_method_mark(item: pytest.Item) -> bool:
     return any(m.name in MARKS and "method" in m.kwargs for m in item.iter_markers())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Stop at mark mistakes, and order by cost under a time budget."""
+    gate = config.stash.get(GATE, None)
+    if gate is not None:
+        from pytest_attnaccept import glue
+
+        glue.before_run(config, gate, items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -236,15 +264,36 @@ def accept_model(pytestconfig: pytest.Config) -> Any:
 # -- end ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-    """Judge the run on the controller; under an explicit profile only PASS leaves exit status 0."""
-    if hasattr(session.config, "workerinput"):
-        return
-    if GATE in session.config.stash or RUN_ID in session.config.stash:
-        from pytest_attnaccept import glue
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> Generator[None, object, object]:
+    """Judge the run on the controller; under an explicit profile only PASS leaves exit status 0, whatever others set."""
+    if not _judges(session.config):
+        return (yield)
+    from pytest_attnaccept import glue
 
-        glue.finish(session, int(exitstatus))
+    glue.finish(session, int(exitstatus))
+    try:
+        return (yield)
+    except pytest.exit.Exception as leaving:
+        leaving.returncode = glue.enforced(session.config, leaving.returncode)
+        raise
+    finally:
+        session.exitstatus = glue.enforced(session.config, session.exitstatus)
+
+
+def _judges(config: pytest.Config) -> bool:
+    """Whether this process is the one that judges, and there is something to judge."""
+    if hasattr(config, "workerinput"):
+        return False
+    if GATE in config.stash:
+        return True
+    # Under xdist only the workers collect: their plans on disk say whether anything was gated.
+    return RUN_ID in config.stash and any(out_dir(config).glob(f"plan.{config.stash[RUN_ID]}.*.json"))
+
+
+def out_dir(config: pytest.Config) -> Path:
+    """Return the folder of plan, records and verdict."""
+    return config.rootpath / (config.getoption("attnaccept_out") or str(config.getini("accept_out")) or ".attnaccept")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -9,31 +9,25 @@ from __future__ import annotations
 import datetime
 import json
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_attnaccept.completeness import GateResult, judge
-from pytest_attnaccept.errors import UsageError
-from pytest_attnaccept.items import ItemSpec
-from pytest_attnaccept.matrix import Plan, PlannedItem, unique
+from pytest_attnaccept.items import ItemSpec, restated
+from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.options import Options
 from pytest_attnaccept.profiles import Profile, load_profile
 from pytest_attnaccept.records import Record, RecordWriter, write_atomically
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.shards import Shards
-from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import Decision
 
-__all__ = ["GateSession", "new_run_id"]
+__all__ = ["GateSession"]
 
 STATISTICAL = ("divergence", "perplexity", "needle")
 
 
-def new_run_id() -> str:
-    """Return a name for one pytest session, sortable by time."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    return f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+MOST_HEADLINE = 480  # JUnit readers cut a message at 500 characters; the sentence must survive that
 
 
 class GateSession:
@@ -60,8 +54,9 @@ class GateSession:
         self.worker = worker
         self.partial = partial
         self.profile: Profile = load_profile(options.profile)
-        self.planned: list[PlannedItem] = []
+        self._planned: dict[str, PlannedItem] = {}
         self.usage_errors: list[str] = []
+        self.problems: list[str] = []
         self.shards = Shards(options.out, run_id=run_id, resume=options.resume)
         self._writer = RecordWriter(options.out, f"{run_id}.{worker}")
         self._started = time.monotonic()
@@ -73,17 +68,28 @@ class GateSession:
 
     def plan(self) -> Plan:
         """Return everything that this process knows to be required."""
-        return Plan(items=unique(self.planned), profile=self.profile.name, claim=self.profile.claim)
+        return Plan(items=tuple(self._planned.values()), profile=self.profile.name, claim=self.profile.claim)
+
+    def require(self, items: Iterable[PlannedItem]) -> None:
+        """Add planned items; one that is known already is not added again."""
+        for item in items:
+            self._planned.setdefault(item.id, item)
 
     @property
     def family(self) -> int:
         """How many planned items rest on a statistical test."""
-        return sum(i.check.split("-")[0] in STATISTICAL for i in unique(self.planned))
+        return sum(i.check.split("-")[0] in STATISTICAL for i in self._planned.values())
+
+    def announce(self) -> None:
+        """Put on disk that a gate has begun, so that the verdict of the run before it is outdated from now on."""
+        self.shards.announce(Plan(items=(), profile=self.profile.name, claim=self.profile.claim))
 
     def write_plan(self) -> None:
         """Put the plan on disk before anything is measured."""
-        if self.planned:
-            self.shards.write_plan(self.plan(), self.worker)
+        if self._planned or self.usage_errors:
+            self.shards.write_plan(
+                self.plan(), self.worker, problems=self.problems, usage_errors=list(dict.fromkeys(self.usage_errors))
+            )
 
     # -- one item ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +119,7 @@ class GateSession:
             methods=planned.methods,
             profile=planned.profile,
             verdict=decision.verdict,
-            headline=f"{decision.verdict.value} {planned.id}: {decision.headline}",
+            headline=_one_line(f"{decision.verdict.value} {planned.id}: {decision.headline}"),
             run_id=self.run_id,
             static=planned.static,
             reason=planned.reason,
@@ -129,16 +135,6 @@ class GateSession:
         self._writer.append(record)
         self.recorded.append(record)
         return record
-
-    def earlier(self, item: str, static: str) -> Record | None:
-        """Return the newest earlier record of `item` that is not stale, when this run resumes one."""
-        if not self.options.resume:
-            return None
-        records = [r for r in self.shards.earlier_records() if r.item == item and r.static == static]
-        decided = [
-            r for r in records if r.verdict in (Verdict.PASS, Verdict.FAIL, Verdict.NOT_APPLICABLE, Verdict.INVALID)
-        ]
-        return decided[-1] if decided else None
 
     def shared(self, key: object, build: Callable[[], Any]) -> Any:
         """Return what `build` makes, kept for as long as the key stays the same (models are large: one at a time)."""
@@ -156,23 +152,29 @@ class GateSession:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def finish(self, selected: Sequence[str] | None = None) -> GateResult:
-        """Judge the run from what is on disk, and remember the result.
-
-        Parameters
-        ----------
-        selected
-            Ids of the items that pytest was going to run, for the line about deselected items; None when unknown.
-        """
-        problems = list(self.usage_errors)
-        if self.partial and not self.options.resume:
-            problems.append(self.partial)
-        plan, records, more = self.shards.collect(fallback=self.plan())
-        self.result = judge(plan, records, [*problems, *more], alpha=self.profile.alpha)
-        if plan.items:
+    def finish(self) -> GateResult:
+        """Judge the run from what is on disk, and remember the result."""
+        problems = [self.partial] if self.partial and not self.options.resume else []
+        plan, records, more = self.shards.collect(fallback=self.plan(), restate=self._restate)
+        problems += [p for p in [*more, *self.problems, *self.usage_errors] if p not in problems]
+        problems += self._lost_records(records)
+        self.result = judge(plan, records, problems, alpha=self.profile.alpha)
+        if plan.items or self.options.explicit:
+            self.shards.settle(plan, problems)
             self.shards.drop_older_runs()
             self._write_summary()
         return self.result
+
+    def _restate(self, item: PlannedItem) -> PlannedItem:
+        return restated(item, self.options, self.profile, self.options.root)
+
+    def _lost_records(self, records: Sequence[Record]) -> list[str]:
+        """Say when a record that this process wrote is not on disk any more: evidence that is gone is no evidence."""
+        there = {r.to_line() for r in records}
+        lost = [r.item for r in self.recorded if r.to_line() not in there]
+        if not lost:
+            return []
+        return [f"{len(lost)} records written by this run were changed or removed, first {lost[0]}"]
 
     def _write_summary(self) -> None:
         if self.result is None:
@@ -192,7 +194,7 @@ class GateSession:
         }
         write_atomically(self.options.out / "verdict.json", json.dumps(body, ensure_ascii=False, indent=1))
 
-    def raise_usage_errors(self) -> None:
-        """Raise everything that is wrong with marks and suites as one error."""
-        if self.usage_errors:
-            raise UsageError("\n".join(dict.fromkeys(self.usage_errors)))
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_HEADLINE else line[: MOST_HEADLINE - 3] + "..."

@@ -2,20 +2,34 @@
 
 Files of an output folder: ``plan.<run>.<worker>.json`` and ``records.<run>.<worker>.jsonl``. A folder normally holds one
 run; a resumed run keeps the files of the runs it builds on. ``collect_tree`` reads many folders, the shards of one release.
+
+Positions
+---------
+1. A plan file also carries what went wrong while it was made (mark mistakes, files that could not be collected): a
+   process that cannot stop the run (an xdist worker) still keeps it from passing.
+2. A gate announces its run before anything is collected. A run that is killed, or stops at a usage error, therefore
+   outdates the verdict of the run before it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_attnaccept.errors import RecordError
-from pytest_attnaccept.matrix import Plan
+from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.records import Record, read_records, write_atomically
 
 __all__ = ["Shards", "collect_tree"]
+
+_ANNOUNCED = "announced"
+_FINAL = "final"
+
+
+_UNFINISHED = "the run {run} did not finish: it was stopped, killed, or ended by a usage error"
 
 
 class Shards:
@@ -25,36 +39,49 @@ class Shards:
         self.folder = folder
         self.run_id = run_id
         self.resume = resume
-        self._earlier: list[Record] | None = None
 
-    def write_plan(self, plan: Plan, worker: str) -> None:
+    def announce(self, plan: Plan) -> None:
+        """Say that a run has begun; `settle` takes it back."""
+        self.write_plan(plan, _ANNOUNCED, problems=[_UNFINISHED.format(run=self.run_id)])
+
+    def settle(self, plan: Plan, problems: Sequence[str]) -> None:
+        """Write the plan as it was judged, which takes the place of the announcement and of the workers' plans."""
+        self.write_plan(plan, _FINAL, problems=problems)
+
+    def write_plan(
+        self, plan: Plan, worker: str, *, problems: Sequence[str] = (), usage_errors: Sequence[str] = ()
+    ) -> None:
         """Write this process's plan."""
         body = json.loads(plan.to_json())
-        body.update(run_id=self.run_id, resumed=self.resume)
-        write_atomically(
-            self.folder / f"plan.{self.run_id}.{worker}.json", json.dumps(body, ensure_ascii=False, indent=1)
-        )
+        body.update(run_id=self.run_id, resumed=self.resume, problems=list(problems), usage_errors=list(usage_errors))
+        write_atomically(self._plan_path(worker), json.dumps(body, ensure_ascii=False, indent=1))
 
-    def earlier_records(self) -> list[Record]:
-        """Return the records of earlier runs in this folder."""
-        if self._earlier is None:
-            self._earlier = [r for r in self._records([]) if r.run_id != self.run_id]
-        return self._earlier
+    def usage_errors(self) -> list[str]:
+        """Return the mark mistakes that any process of this run found."""
+        found: dict[str, None] = {}
+        for path in sorted(self.folder.glob(f"plan.{self.run_id}.*.json")):
+            found.update(dict.fromkeys(_texts(path, "usage_errors")))
+        return list(found)
 
-    def collect(self, *, fallback: Plan) -> tuple[Plan, list[Record], list[str]]:
+    def collect(
+        self, *, fallback: Plan, restate: Callable[[PlannedItem], PlannedItem]
+    ) -> tuple[Plan, list[Record], list[str]]:
         """Return plan, records and problems that count for this run.
 
         A resumed run is measured against the union of its own plan and the plans it builds on: selecting a part
-        (``--lf``) never shrinks what is required. Its own plan wins where both know an item.
+        (``--lf``) never shrinks what is required. Its own plan wins where both know an item; items that only the older
+        plans know are restated, so that records of files that have changed since are stale.
         """
         problems: list[str] = []
-        plan = _merge(_plans(self.folder, self.run_id, problems), problems) or fallback
-        records = self._records(problems)
-        if self.resume:
-            for older in _older_plans(self.folder, self.run_id, problems):
-                plan = plan.merged(older)
-        else:
-            records = [r for r in records if r.run_id == self.run_id]
+        plan = _plan_of_run(self.folder, self.run_id, problems) or fallback
+        records = read_records(self.folder, problems) if self.folder.is_dir() else []
+        runs = _runs_that_count(self.folder, problems, newest=self.run_id) if self.resume else [self.run_id]
+        own = {i.id for i in plan.items}
+        for run in runs[1:]:
+            older = _plan_of_run(self.folder, run, problems)
+            plan = plan.merged(older) if older is not None else plan
+        plan = replace(plan, items=tuple(i if i.id in own else restate(i) for i in plan.items))
+        records = [r for r in records if r.run_id in runs]
         return plan, records, problems
 
     def drop_older_runs(self) -> None:
@@ -67,8 +94,8 @@ class Shards:
                     with suppress(FileNotFoundError):
                         path.unlink()
 
-    def _records(self, problems: list[str]) -> list[Record]:
-        return read_records(self.folder, problems) if self.folder.is_dir() else []
+    def _plan_path(self, worker: str) -> Path:
+        return self.folder / f"plan.{self.run_id}.{worker}.json"
 
 
 def collect_tree(folder: Path) -> tuple[Plan | None, list[Record], list[str]]:
@@ -84,59 +111,64 @@ def collect_tree(folder: Path) -> tuple[Plan | None, list[Record], list[str]]:
     stray = {p.parent for p in folder.rglob("records.*.jsonl")} - set(folders)
     problems += [f"{p}: records without a plan; what was required there is unknown" for p in sorted(stray)]
     for place in folders:
+        here: Plan | None = None
         runs = _runs_that_count(place, problems)
         for run in runs:
-            merged = _merge(_plans(place, run, problems), problems)
-            if merged is not None:
-                plan = merged if plan is None else _union(plan, merged, problems)
+            older = _plan_of_run(place, run, problems)
+            if older is not None:
+                here = older if here is None else here.merged(older)
+        if here is not None:
+            plan = here if plan is None else _union(plan, here, problems)
         records += [r for r in read_records(place, problems) if r.run_id in runs]
     return plan, sorted(records, key=lambda r: r.time), problems
 
 
-def _runs_that_count(place: Path, problems: list[str]) -> list[str]:
-    flags: dict[str, bool] = {}
+def _runs_that_count(place: Path, problems: list[str], newest: str = "") -> list[str]:
+    """Return the newest run, and the runs that it builds on when it was resumed; older ones without records built nothing."""
+    resumed: dict[str, bool] = {}
     for path in place.glob("plan.*.json"):
         run = path.name.split(".")[1]
         try:
-            flags[run] = bool(json.loads(path.read_text(encoding="utf-8")).get("resumed")) or flags.get(run, False)
-        except ValueError as error:
-            problems.append(f"{path}: is not JSON ({error})")
-            flags.setdefault(run, False)
-    runs: list[str] = []
-    for run in sorted(flags, reverse=True):
+            resumed[run] = bool(json.loads(path.read_text(encoding="utf-8")).get("resumed")) or resumed.get(run, False)
+        except (ValueError, OSError, AttributeError) as error:
+            problems.append(f"{path}: is not a plan of this package ({error})")
+            resumed.setdefault(run, False)
+    runs = [newest] if newest else []
+    for run in sorted(resumed, reverse=True):
+        if run == newest or (runs and not any(place.glob(f"records.{run}.*.jsonl"))):
+            continue
         runs.append(run)
-        if not flags[run]:
+        if not resumed[run]:
             break
     return runs
 
 
-def _plans(folder: Path, run_id: str, problems: list[str]) -> list[Plan]:
+def _plan_of_run(folder: Path, run_id: str, problems: list[str]) -> Plan | None:
+    """Return what a run required; what its processes complained of is appended to `problems`."""
+    final = folder / f"plan.{run_id}.{_FINAL}.json"
+    paths = [final] if final.is_file() else sorted(folder.glob(f"plan.{run_id}.*.json"))
     plans = []
-    for path in sorted(folder.glob(f"plan.{run_id}.*.json")):
+    for path in paths:
+        problems += [c for key in ("usage_errors", "problems") for c in _texts(path, key) if c not in problems]
+        if path.name.endswith(f".{_ANNOUNCED}.json") and len(paths) > 1:
+            continue
         try:
             plans.append(Plan.from_json(path.read_text(encoding="utf-8"), str(path)))
         except (RecordError, OSError) as error:
             problems.append(str(error))
-    return plans
-
-
-def _older_plans(folder: Path, run_id: str, problems: list[str]) -> list[Plan]:
-    runs = sorted({p.name.split(".")[1] for p in folder.glob("plan.*.json")} - {run_id}, reverse=True)
-    merged = (_merge(_plans(folder, run, problems), problems) for run in runs)
-    return [plan for plan in merged if plan is not None]
-
-
-def _merge(plans: Sequence[Plan], problems: list[str]) -> Plan | None:
-    """Return the one plan that all workers of a run must share."""
-    if not plans:
-        return None
     if len({p.digest() for p in plans}) > 1:
         problems.append("workers collected different plans: the tests are not collected in a stable way")
-        merged = plans[0]
-        for plan in plans[1:]:
-            merged = merged.merged(plan)
-        return merged
-    return plans[0]
+    merged: Plan | None = None
+    for plan in plans:
+        merged = plan if merged is None else merged.merged(plan)
+    return merged
+
+
+def _texts(path: Path, key: str) -> list[str]:
+    try:
+        return [str(text) for text in json.loads(path.read_text(encoding="utf-8")).get(key, [])]
+    except (ValueError, OSError, AttributeError, TypeError):
+        return []  # an unreadable plan is reported by whoever parses it
 
 
 def _union(plan: Plan, other: Plan, problems: list[str]) -> Plan:
