@@ -32,6 +32,7 @@ __all__ = [
     "soundness_fact",
 ]
 
+TOKEN_ONLY = "token only"  # key of the session's memo: why the candidate takes one token per call
 Soundness = tuple[int | None, float, float]
 
 
@@ -91,12 +92,15 @@ def _measure_soundness(side: Side) -> Soundness:
 
 
 def pattern_of(session: ModelSession, side: Side, name: str, step: int) -> Pattern:
-    """Return the call pattern `name`, narrowed to token by token for a model that continues correctly only so."""
+    """Return the call pattern `name`, narrowed to token by token where only that continues correctly.
+
+    One narrow side narrows both: a comparison must not differ in anything but the candidate.
+    """
     pattern = parse_pattern(name, step)
-    limit, _, _ = soundness(session, side)
-    if limit is None:
+    limits = [soundness(session, each)[0] for each in (session.baseline, session.candidate)]
+    if session.memo.get(TOKEN_ONLY) is None and limits == [None, None]:
         return pattern
-    return Pattern(name=pattern.name, prefill=1 if pattern.prefill is not None else None, step=1)
+    return Pattern(name=pattern.name, prefill=1 if pattern.prefill is not None else None, step=1, multi=False)
 
 
 def not_evidence(session: ModelSession, tokens: int, *, identical: bool) -> tuple[Refusal, ...]:
@@ -137,4 +141,6 @@ def soundness_fact(session: ModelSession, side: Side) -> Fact:
     """Report how the model may be continued."""
     step, gap, bound = soundness(session, side)
     words = "any step" if step is None else "token by token only"
+    if side.name == "baseline" and session.memo.get(TOKEN_ONLY):
+        words = f"token by token only, because the {session.memo[TOKEN_ONLY]}"
     return Fact(name=f"{side.name}_cached_equals_uncached", value=f"{words}; difference {gap:.2g}, bound {bound:.2g}")

@@ -25,7 +25,6 @@ from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.fingerprints import weights_digest
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, teacher_forced
-from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, Refusal, Threshold
 from pytest_attnaccept.taxonomy import Verdict
 
@@ -119,12 +118,7 @@ def _causality_gate(session: ModelSession, row: Tensor, context: int) -> Thresho
     step = row.shape[1] - context
     other = row.clone()
     other[:, -2] = (row[:, -2] + 1) % int(side.model.get_input_embeddings().weight.shape[0])
-    try:
-        pattern = pattern_of(session, side, "one-shot", step)
-        one, two = _pair(side, row, other, context, pattern)
-    except CandidateError:  # caches with another length per layer take one token per call
-        pattern = pattern_of(session, side, "one-shot", 1)
-        one, two = _pair(side, row, other, context, pattern)
+    one, two = _pair(side, row, other, context, pattern_of(session, side, "one-shot", step))
     return Threshold(
         name="causality", value=largest_difference(one[:, :-1], two[:, :-1]), limit=rounding_bound(one), unit="logit",
         n=one.shape[1] - 1, where="continuation in one call, last token changed", origin=_ORIGIN, seems="tokens see the future",

@@ -148,7 +148,7 @@ def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
     tokenizer, device = side.loaded.tokenizer, state.source.device
     prompt = torch.tensor([encode(tokenizer, q.prompt) for q in questions], device=device)
     target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=device)
-    asked = extend(side, state, prompt, step=1 if state.pattern.prefill == 1 else prompt.shape[1])
+    asked = extend(side, state, prompt, step=prompt.shape[1] if state.pattern.multi else 1)
     free = fork(side, state)
     logits = asked[:, -1:]
     if target.shape[1] > 1:

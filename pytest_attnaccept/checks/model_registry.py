@@ -6,14 +6,12 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_attnaccept.checks import (
-    model_equality,
-    model_footprint,
-    model_identity,
-    model_needle,
-    model_perplexity,
-)
+from pytest_attnaccept.checks.model_equality import measure as measure_equality
+from pytest_attnaccept.checks.model_footprint import measure as measure_footprint
+from pytest_attnaccept.checks.model_identity import measure as measure_identity
+from pytest_attnaccept.checks.model_needle import measure as measure_needle
 from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.checks.model_perplexity import measure_divergence, measure_perplexity
 from pytest_attnaccept.errors import UnknownNameError
 from pytest_attnaccept.measurement import Measured
 
@@ -25,12 +23,12 @@ __all__ = ["CHECKS", "check_function"]
 Check = Callable[["ModelSession", Params], Measured]
 
 CHECKS: dict[str, Check] = {
-    "identity": model_identity.measure,
-    "footprint": model_footprint.measure,
-    "divergence": model_perplexity.measure_divergence,
-    "perplexity": model_perplexity.measure_perplexity,
-    "equality": model_equality.measure,
-    "needle": model_needle.measure,
+    "identity": measure_identity,
+    "footprint": measure_footprint,
+    "divergence": measure_divergence,
+    "perplexity": measure_perplexity,
+    "equality": measure_equality,
+    "needle": measure_needle,
 }
 _NEEDLE = re.compile(r"needle-(\d+(?:\.\d+)?)x")
 

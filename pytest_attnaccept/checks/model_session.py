@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pytest_attnaccept.candidate import Candidate
+from pytest_attnaccept.checks.model_evidence import TOKEN_ONLY
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.calls import NonFiniteError
 from pytest_attnaccept.engines.fingerprints import config_digest, library_versions, tokenizer_digest, weights_digest
@@ -118,13 +119,31 @@ class ModelSession:
         from pytest_attnaccept.checks.model_registry import check_function
 
         function, given = check_function(check_id, dict(params or {}))
+        wanted = Params(check=check_id, given=given)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)  # for candidates that draw; restored afterwards
-                measured = function(self, Params(check=check_id, given=given))
+                measured = self._run(function, wanted)
         except NonFiniteError as error:
             return Measured(refusals=(*self.findings, Refusal(verdict=Verdict.FAIL, reason=str(error))), seed=self.seed)
         return replace(measured, refusals=(*self.findings, *measured.refusals), seed=self.seed)
+
+    def _run(self, function: Callable[[ModelSession, Params], Measured], params: Params) -> Measured:
+        """Run a check; a candidate that cannot take several tokens on a filled cache is run token by token.
+
+        Caches with another length per layer (PyramidKV) are of this kind: transformers builds one mask for all layers.
+        """
+        try:
+            return function(self, params)
+        except CandidateError as error:
+            if self.memo.get(TOKEN_ONLY) or not self.candidate.changes:
+                raise
+            self.memo[TOKEN_ONLY] = str(error)
+            try:
+                return function(self, params)
+            except CandidateError:
+                del self.memo[TOKEN_ONLY]  # not the reason: report the first error
+                raise error from None
 
     def fingerprint(self) -> dict[str, str]:
         """Return what was measured: weights, tokenizers, configurations, software, device, dtype, stack and seed."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import LayerStorage, layer_storage, live_storages, tensors_of
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, prefill
-from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.measurement import Threshold
 from pytest_attnaccept.methods.claims import Claim
 
@@ -51,13 +50,7 @@ def moments(side: Side, row: Tensor, context: int, pattern: Pattern) -> tuple[Mo
     with side.running():
         state = prefill(side, row[:, :context], pattern)
         first = _moment(side, state, "after the context, before the question")
-        try:
-            extend(side, state, row[:, context:])
-        except CandidateError:
-            if pattern.step == 1:
-                raise
-            state = prefill(side, row[:, :context], pattern)  # another length per layer: one token per call
-            extend(side, state, row[:, context:], step=1)
+        extend(side, state, row[:, context:])
         return first, _moment(side, state, "after the last token")
 
 
@@ -146,8 +139,8 @@ def _byte_limit(session: ModelSession, base: LayerStorage, tokens: int, entries:
     full = min(entries, session.claim.full_precision)
     coded = per_entry * session.claim.stored_bits(model_bits) / model_bits
     config = session.baseline.model.config.get_text_config(decoder=True)
-    heads = int(getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1))
-    return full * per_entry + (entries - full) * coded + entries * heads * _BOOKKEEPING_BYTES
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1)
+    return full * per_entry + (entries - full) * coded + entries * int(heads) * _BOOKKEEPING_BYTES
 
 
 def kept_original(claim: Claim, base: tuple[Moment, Moment], found: tuple[Moment, Moment]) -> str:

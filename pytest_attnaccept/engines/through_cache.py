@@ -27,12 +27,14 @@ __all__ = ["Pattern", "State", "extend", "fork", "greedy", "parse_pattern", "pre
 class Pattern:
     """How tokens are handed to the model.
 
-    ``prefill`` tokens per call for the context (None: one call), ``step`` tokens per call afterwards.
+    ``prefill`` tokens per call for the context (None: one call), ``step`` tokens per call afterwards. ``multi`` is false
+    where a continuation may take one token per call only.
     """
 
     name: str
     prefill: int | None
     step: int
+    multi: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +61,7 @@ def parse_pattern(name: str, step: int) -> Pattern:
     if name == "one-shot":
         return Pattern(name=name, prefill=None, step=step)
     if name == "token":
-        return Pattern(name=name, prefill=1, step=1)
+        return Pattern(name=name, prefill=1, step=1, multi=False)
     kind, _, size = name.partition("-")
     if kind == "chunk" and size.isdigit() and int(size) > 0:
         return Pattern(name=name, prefill=int(size), step=min(step, int(size)))
