@@ -15,10 +15,10 @@ import pytest
 from pytest_attnaccept.accept import Accept
 from pytest_attnaccept.errors import AttnAcceptError
 from pytest_attnaccept.glue import gate_of
-from pytest_attnaccept.items import ItemSpec, specs_of_test
+from pytest_attnaccept.items import ItemSpec, spec_of_logs, specs_of_test
 from pytest_attnaccept.plugin import SIBLINGS, SPEC
 from pytest_attnaccept.profiles import Profile, load_profile
-from pytest_attnaccept.suites import Suite, SuiteCell, load_suite
+from pytest_attnaccept.suites import LogCell, Suite, SuiteCell, load_suite
 from pytest_attnaccept.taxonomy import Surface
 
 __all__ = ["AcceptFile", "AcceptItem"]
@@ -42,7 +42,9 @@ class AcceptFile(pytest.File):
         try:
             gate = gate_of(self.config)
             suite = load_suite(self.path, gate.registry)
-            cells = [(cell, self._specs(cell, suite)) for cell in suite.cells]
+            cells: list[tuple[SuiteCell | LogCell, tuple[ItemSpec, ...]]] = []
+            cells += [(cell, self._specs(cell, suite)) for cell in suite.cells]
+            cells += [(cell, self._log_specs(cell, suite)) for cell in suite.logs]
         except AttnAcceptError as error:
             raise self.CollectError(str(error)) from error
         for cell, specs in cells:
@@ -71,7 +73,17 @@ class AcceptFile(pytest.File):
             model=cell.model,
         )
 
-    def _item(self, cell: SuiteCell, spec: ItemSpec, specs: tuple[ItemSpec, ...]) -> AcceptItem:
+    def _log_specs(self, cell: LogCell, suite: Suite) -> tuple[ItemSpec, ...]:
+        gate, base = gate_of(self.config), self._base(suite)
+        return spec_of_logs(
+            cell=f"{self.nodeid}::{cell.name}",
+            stack=cell.stack,
+            files=(Path(self.path), cell.baseline, cell.candidate),
+            profile=base,
+            root=gate.options.root,
+        )
+
+    def _item(self, cell: SuiteCell | LogCell, spec: ItemSpec, specs: tuple[ItemSpec, ...]) -> AcceptItem:
         item: AcceptItem = AcceptItem.from_parent(
             self, name=f"{cell.name}[{spec.planned.check}]", callobj=_measure_cell
         )

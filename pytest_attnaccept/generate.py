@@ -154,7 +154,7 @@ def _parameters_without(item: Any, check: str) -> str:
     """Return the item's parameter ids without the check (ours is always the last one)."""
     if "[" not in item.name:
         return ""
-    inside = item.name.split("[", 1)[1][:-1]
+    inside = str(item.name).split("[", 1)[1][:-1]
     if inside == check:
         return ""
     return inside[: -len(check) - 1] if check and inside.endswith(f"-{check}") else inside

@@ -18,7 +18,7 @@ from pytest_attnaccept.protocol import Requirement, StackEntry, required_depth, 
 from pytest_attnaccept.sources import digests_of, source_closure
 from pytest_attnaccept.taxonomy import Surface
 
-__all__ = ["ItemSpec", "restated", "specs_of_test"]
+__all__ = ["ItemSpec", "restated", "spec_of_logs", "specs_of_test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,28 @@ def specs_of_test(
         )
         for r in depth
     )
+
+
+def spec_of_logs(
+    *, cell: str, stack: Sequence[StackEntry], files: Sequence[Path], profile: Profile, root: Path
+) -> tuple[ItemSpec, ...]:
+    """Return the item of a cell that compares recorded logs; this version cannot, so it ends INCOMPLETE, never unseen."""
+    needed = Requirement(check="logs", reason="recorded lm-eval sample logs, paired by document", exists=False)
+    context = {"base": profile.digest(), "files": digests_of(files, root), "versions": dict(package_versions())}
+    planned = PlannedItem(
+        cell=cell,
+        check=needed.check,
+        kind=stack_kind(stack).value,
+        surface=Surface.MODEL.value,
+        methods=tuple(e.method.name for e in stack),
+        stack=" + ".join(e.label for e in stack),
+        reason=needed.reason,
+        profile=profile.name,
+        exists=needed.exists,
+        static=_static(needed.check, {}, context),
+        context=context,
+    )
+    return (ItemSpec(planned=planned, requirement=needed, stack=tuple(stack), surface=Surface.MODEL, profile=profile),)
 
 
 def restated(item: PlannedItem, options: Options, profile: Profile, root: Path) -> PlannedItem:

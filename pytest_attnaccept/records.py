@@ -14,7 +14,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -129,19 +129,17 @@ def read_records(folder: Path, problems: list[str] | None = None) -> list[Record
 def read_file(path: Path, problems: list[str]) -> list[Record]:
     """Return the records of one file; unreadable lines are appended to `problems`."""
     records: list[Record] = []
-    for line, where in _lines(path):
-        try:
-            records.append(Record.from_line(line, where))
-        except RecordError as error:
-            problems.append(str(error))
-    return records
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
     text = path.read_text(encoding="utf-8", errors="replace")
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield line, f"{path}:{number}"
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append(Record.from_line(line, f"{path}:{number}"))
+        except RecordError as error:
+            if number < len(lines):  # the last piece has no newline: its process died while writing it
+                problems.append(str(error))
+    return records
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -158,8 +156,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 def plain(value: object) -> object:
     """Return `value` made of str, int, float, bool, None, lists and dicts only (what xdist and JSON can carry)."""
-    if value is None or isinstance(value, (str, bool)):
-        return str(value) if isinstance(value, str) and type(value) is not str else value
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")  # a lone surrogate cannot be written as UTF-8
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

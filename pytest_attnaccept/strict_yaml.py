@@ -98,12 +98,17 @@ def load_text(text: str, file: str) -> Node:
         raise SchemaError(f"{file}:{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
     if not isinstance(root, yaml.MappingNode):
         raise SchemaError(f"{file}:1: the file must hold a mapping at its top level")
-    value = _build(root, file, "")
+    value = _build(root, file, "", ())
     if not isinstance(value, Node):  # for the type checker; a MappingNode always becomes a Node
         raise SchemaError(f"{file}:1: the file must hold a mapping at its top level")
     return value
 
 
+_DEEPEST = 20  # a suite has four levels; this only stops what would recurse without end
+_PLAIN_TAGS = frozenset(
+    f"tag:yaml.org,2002:{t}"
+    for t in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value")
+)
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 _INT = re.compile(r"[-+]?(0|[1-9]\d*)$")
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -123,19 +128,27 @@ def _scalar(text: str, style: str | None) -> object:
     return text
 
 
-def _build(node: Any, file: str, path: str) -> object:
+def _build(node: Any, file: str, path: str, above: tuple[int, ...]) -> object:
     import yaml
 
+    line = node.start_mark.line + 1
+    if id(node) in above or len(above) > _DEEPEST:
+        raise SchemaError(f"{file}:{line}: a value that contains itself, or is nested deeper than {_DEEPEST} levels")
+    if str(node.tag) not in _PLAIN_TAGS:
+        raise SchemaError(f"{file}:{line}: tag {node.tag!r} is not allowed; write the value plainly")
+    inside = (*above, id(node))
     if isinstance(node, yaml.MappingNode):
         mapping = Node(file, node.start_mark.line + 1, path)
         for key_node, value_node in node.value:
-            key = str(key_node.value)
             line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise SchemaError(f"{file}:{line}: a key must be text")
+            key = str(key_node.value)
             if key in mapping:
                 raise SchemaError(f"{file}:{line}: key {key!r} stands twice (first at line {mapping.lines[key]})")
             mapping.lines[key] = line
-            mapping[key] = _build(value_node, file, f"{path}.{key}" if path else key)
+            mapping[key] = _build(value_node, file, f"{path}.{key}" if path else key, inside)
         return mapping
     if isinstance(node, yaml.SequenceNode):
-        return [_build(child, file, f"{path}[{i}]") for i, child in enumerate(node.value)]
+        return [_build(child, file, f"{path}[{i}]", inside) for i, child in enumerate(node.value)]
     return _scalar(str(node.value), node.style)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_attnaccept.errors import SchemaError, UnknownNameError
+from pytest_attnaccept.fingerprint import digest_of
 from pytest_attnaccept.matrix import slug
 from pytest_attnaccept.profiles import Limit, parse_data, parse_limits
 from pytest_attnaccept.protocol import StackEntry
@@ -105,14 +106,34 @@ def _cells(node: Node, registry: Registry) -> tuple[SuiteCell, ...]:
     cells: dict[str, SuiteCell] = {}
     for column, model in models.items():
         for name, stack in stacks.items():
-            full = f"{slug(column)}.{slug(name)}"
-            cells[full] = SuiteCell(name=full, stack=stack, model=model, line=ships.lines[name])
+            full = f"{_id(column)}.{_id(name)}"
+            _add(cells, SuiteCell(name=full, stack=stack, model=model, line=ships.lines[name]), ships, name)
         for name, stack in stacks.items():
             lossy = [e for e in stack if e.method.kind is not Kind.EXACT]
             for entry in lossy if len(stack) > 1 else []:
-                alone = f"{slug(column)}.only-{slug(entry.label)}"
-                cells.setdefault(alone, SuiteCell(name=alone, stack=(entry,), model=model, line=ships.lines[name]))
+                alone = f"{_id(column)}.only-{_id(entry.label)}"
+                cell = SuiteCell(name=alone, stack=(entry,), model=model, line=ships.lines[name])
+                if alone not in cells or cells[alone].stack != (entry,):
+                    _add(cells, cell, ships, name)
     return tuple(cells.values())
+
+
+def _add(cells: dict[str, SuiteCell], cell: SuiteCell, ships: Node, name: str) -> None:
+    """Add a cell; two cells of one id would be measured once and counted twice."""
+    if cell.name in cells:
+        raise ships.error(
+            f"{name}: its cell {cell.name!r} exists already (line {cells[cell.name].line}); rename a stack or a model",
+            name,
+        )
+    cells[cell.name] = cell
+
+
+def _id(name: str) -> str:
+    """Return a name as a part of an id; what is lost (Chinese, brackets) comes back as a digest, so ids stay apart."""
+    text = slug(name)
+    if name.isascii() and text:
+        return text
+    return "-".join(filter(None, (text, digest_of(name)[:6])))
 
 
 def _models(node: Node) -> dict[str, str | Mapping[str, object]]:
@@ -217,7 +238,7 @@ def _log(logs: Node, name: str, registry: Registry) -> LogCell:
             f'{entry.where("origin")}: margin needs origin: "policy: ...", "derived: ..." or "measured: ..."'
         )
     return LogCell(
-        name=slug(name),
+        name=_id(name),
         baseline=paths[0],
         candidate=paths[1],
         metric=entry.typed("metric", str),
