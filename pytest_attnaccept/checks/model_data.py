@@ -76,9 +76,8 @@ def context_tokens(session: ModelSession, params: Params, *, tier: float) -> int
     trained = session.trained_length
     if trained is None:
         if cap is None:
-            raise ContractError(
-                f"{params.check}: the trained length of {session.baseline.loaded.spec} is not known; give max_tokens or tokens"
-            )
+            spec = session.baseline.loaded.spec
+            raise ContractError(f"{params.check}: the trained length of {spec} is not known; give max_tokens or tokens")
         return cap
     length = max(1, round(tier * trained))
     return length if cap is None else min(length, cap)

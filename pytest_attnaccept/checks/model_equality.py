@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import context_tokens, documents
-from pytest_attnaccept.checks.model_evidence import largest_difference, pattern_of, rounding_bound, soundness_fact
+from pytest_attnaccept.checks.model_evidence import (
+    ROUNDING_ORIGIN,
+    largest_difference,
+    pattern_of,
+    rounding_bound,
+    soundness_fact,
+)
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.through_cache import teacher_forced
 from pytest_attnaccept.measurement import Fact, Measured, Threshold
@@ -54,8 +60,8 @@ def measure(session: ModelSession, params: Params) -> Measured:
                     f"document {number}, position {int((base - cand).abs().amax(-1).argmax())} after the context",
                 )
         gates.append(Threshold(
-            name=f"logits[{name}]", value=worst, limit=bound, unit="logit", n=len(data.rows) * data.continuation, where=place,
-            origin="measured: 14 times the cached/uncached difference in float32; else 8 roundings of the largest logit",
+            name=f"logits[{name}]", value=worst, limit=bound, unit="logit", n=len(data.rows) * data.continuation,
+            where=place, origin=ROUNDING_ORIGIN,
         ))  # fmt: skip
         gates.append(Threshold(
             name=f"greedy[{name}]", value=float(flips), limit=0.0, unit="tokens", n=len(data.rows) * data.continuation,

@@ -32,6 +32,7 @@ __all__ = [
     "soundness_fact",
 ]
 
+ROUNDING_ORIGIN = "measured: 14 times the cached/uncached difference in float32; else 8 roundings of the largest logit"
 TOKEN_ONLY = "token only"  # key of the session's memo: why the candidate takes one token per call
 Soundness = tuple[int | None, float, float]
 
@@ -39,8 +40,8 @@ Soundness = tuple[int | None, float, float]
 def rounding_bound(logits: Tensor) -> float:
     """Return how far two right computations of these logits may differ.
 
-    measured: cached against uncached logits of SmolLM2 in float32 differ by up to 7e-5 at logits up to 38; 1e-3 leaves a
-    factor of 14. Other dtypes: eight roundings of the largest logit.
+    measured: cached against uncached logits of SmolLM2 in float32 differ by up to 7e-5 at logits up to 38; 1e-3 leaves
+    a factor of 14. Other dtypes: eight roundings of the largest logit.
     """
     eps = torch.finfo(logits.dtype).eps
     return max(1e-3, 8 * eps * float(logits.abs().max()))
@@ -54,8 +55,8 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 def soundness(session: ModelSession, side: Side) -> Soundness:
     """Return (largest step that continues correctly, difference, bound) for the plain model of `side`.
 
-    The step is None (any) when prefill, untouched cache and a continuation of several tokens equal one forward pass, and
-    1 when only token by token does (hybrids whose multi-token continuation is wrong).
+    The step is None (any) when prefill, untouched cache and a continuation of several tokens equal one forward pass,
+    and 1 when only token by token does (hybrids whose multi-token continuation is wrong).
 
     Raises
     ------
@@ -86,8 +87,9 @@ def _measure_soundness(side: Side) -> Soundness:
             if gap <= bound:
                 return step, gap, bound
     raise EngineError(
-        f"{type(side.model).__name__} ({side.name}): prefill, untouched cache and continuation differ from one forward pass by"
-        f" {gap:.3g} (bound {bound:.3g}), token by token too: this class cannot be measured through its cache in this version"
+        f"{type(side.model).__name__} ({side.name}): prefill, untouched cache and continuation differ from one forward"
+        f" pass by {gap:.3g} (bound {bound:.3g}), token by token too: this class cannot be measured through its cache in"
+        " this version of transformers"
     )
 
 

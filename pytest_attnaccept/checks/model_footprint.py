@@ -1,8 +1,8 @@
 """`footprint`: what the cache really stores after the context and after the last token, in every call pattern.
 
-Bytes are those of all storages that the cache can reach, entries are read from tensor shapes; the knob is only the limit.
-Evidence that the comparison is hollow is a refusal: a no-op, a continuation that ignores the cache, an original kept next
-to its codes or outside the cache.
+Bytes are those of all storages that the cache can reach, entries are read from tensor shapes; the knob is only the
+limit. Evidence that the comparison is hollow is a refusal: a no-op, a continuation that ignores the cache, an original
+kept next to its codes or outside the cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`identity`: at its identity setting the method changes nothing, when it leaves nothing stays, and no token sees the future.
+"""`identity`: at its identity setting the method changes nothing, leaves nothing behind, and no token sees the future.
 
 Without this, a quality check measures the harness and the method together. The bounds are those of rounding, not of
 quality. The last gate changes a later token and looks at earlier logits: a mask built from wrong positions shows there.
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import context_tokens, documents
 from pytest_attnaccept.checks.model_evidence import (
+    ROUNDING_ORIGIN,
     largest_difference,
     not_evidence,
     pattern_of,
@@ -42,7 +43,6 @@ DEFAULTS: Mapping[str, object] = {
     "patterns": ("one-shot", "chunk-64"),
     "text": "builtin",
 }
-_ORIGIN = "measured: 14 times the cached/uncached difference in float32; else 8 roundings of the largest logit"
 
 
 def measure(session: ModelSession, params: Params) -> Measured:
@@ -64,7 +64,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     worst = max(names, key=lambda name: largest_difference(before[name], after[name]))
     gates.append(Threshold(
         name="removal", value=largest_difference(before[worst], after[worst]), limit=0.0, unit="logit", where=worst,
-        origin="derived: the same code on the same input is deterministic", seems="something of the candidate stayed behind",
+        origin="derived: the same code on the same input is deterministic", seems="something stayed behind",
     ))  # fmt: skip
     identical = session.identity is not None and torch.equal(acting, before[names[0]])
     return Measured(
@@ -88,7 +88,7 @@ def _cached_gate(session: ModelSession) -> Threshold:
         limit=bound,
         unit="logit",
         where="baseline, untouched cache",
-        origin=_ORIGIN,
+        origin=ROUNDING_ORIGIN,
     )
 
 
@@ -107,8 +107,8 @@ def _identity_gates(
         if not gap <= worst:
             worst, place = gap, f"document {number}"
     return [Threshold(
-        name=f"identity_setting[{name}]", value=worst, limit=bound, unit="logit", n=len(rows) * continuation, where=place,
-        origin=_ORIGIN, seems="the method changes something that its knobs do not control",
+        name=f"identity_setting[{name}]", value=worst, limit=bound, unit="logit", n=len(rows) * continuation,
+        where=place, origin=ROUNDING_ORIGIN, seems="the method changes something that its knobs do not control",
     )]  # fmt: skip
 
 
@@ -121,7 +121,8 @@ def _causality_gate(session: ModelSession, row: Tensor, context: int) -> Thresho
     one, two = _pair(side, row, other, context, pattern_of(session, side, "one-shot", step))
     return Threshold(
         name="causality", value=largest_difference(one[:, :-1], two[:, :-1]), limit=rounding_bound(one), unit="logit",
-        n=one.shape[1] - 1, where="continuation in one call, last token changed", origin=_ORIGIN, seems="tokens see the future",
+        n=one.shape[1] - 1, where="continuation in one call, last token changed", origin=ROUNDING_ORIGIN,
+        seems="tokens see the future",
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """`needle`: length x depth retrieval with the question *after* compression, several questions per shared context.
 
 Each question gets a copy of the cache that the context left, so no question sees another and the compressor saw none.
-Answers are scored twice: teacher-forced (every answer token is the most likely one) and generated greedily (the answer is
-contained in what is generated). The independent unit is the context.
+Answers are scored twice: teacher-forced (every answer token is the most likely one) and generated greedily (the answer
+is contained in what is generated). The independent unit is the context.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def _answers(session: ModelSession, side: Side, items: Sequence[TaskItem], patte
     how = pattern_of(session, side, pattern, 1)
     rows = [to_row(side.loaded, encode(side.loaded.tokenizer, item.context)) for item in items]
     found: dict[int, list[Answer]] = {}
-    for group in batches([(row.shape[1], _shape(side, item)) for row, item in zip(rows, items, strict=True)], session.batch):
+    for group in batches(
+        [(row.shape[1], _shape(side, item)) for row, item in zip(rows, items, strict=True)], session.batch
+    ):
         members = [items[number] for number in group]
         answered = _remembered(session, side, members, torch.cat([rows[number] for number in group]), how)
         found.update(zip(group, answered, strict=True))
@@ -134,9 +136,7 @@ def _remembered(
         known = torch.stack(asked, dim=1)
         if plain:
             baseline_memo.put(key, known)
-    return [
-        [Answer(teacher_forced=bool(f), generated=bool(g), nll=nll) for f, g, nll in row] for row in known.tolist()
-    ]
+    return [[Answer(teacher_forced=bool(f), generated=bool(g), nll=nll) for f, g, nll in row] for row in known.tolist()]
 
 
 def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:

@@ -10,7 +10,7 @@ Positions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -301,7 +301,8 @@ def _loaded(
     if isinstance(model, torch.nn.Module) and tokenizer is not None:
         return _around_model(model.eval(), own or tokenizer, fallback, side)
     raise ContractError(
-        f"the {side} must be a transformers model, a SPEC, a Candidate or a callable that returns one, got {type(given).__name__}"
+        f"the {side} must be a transformers model, a SPEC, a Candidate or a callable that returns one, got"
+        f" {type(given).__name__}"
     )
 
 
@@ -317,8 +318,8 @@ def _around_model(model: Any, tokenizer: Any, fallback: LoadedModel | None, side
             tokenizer = None  # a path that is gone: the other side's tokenizer is the next choice
     if tokenizer is None and fallback is not None:
         return LoadedModel(
-            model=model, tokenizer=fallback.tokenizer, trained_length=trained_length(model), spec=place or type(model).__name__,
-            prefix_ids=fallback.prefix_ids,
+            model=model, tokenizer=fallback.tokenizer, trained_length=trained_length(model),
+            spec=place or type(model).__name__, prefix_ids=fallback.prefix_ids,
         )  # fmt: skip
     if tokenizer is None:
         raise ContractError(

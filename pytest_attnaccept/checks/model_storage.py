@@ -1,4 +1,4 @@
-"""The measurements behind `footprint`: storage at two moments, limits from the claim, and tests that the cache is used."""
+"""The measurements behind `footprint`: storage at two moments, limits from the claim, and whether the cache is read."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def gates_of(
 
 
 def _grows(layer: LayerStorage, tokens: int) -> bool:
-    """Whether the baseline's layer keeps every token (native windows and recurrent states do not: no claim is about them)."""
+    """Whether the baseline's layer keeps every token; no claim is about native windows and recurrent states."""
     return layer.entries is not None and layer.entries >= tokens
 
 
@@ -101,8 +101,8 @@ def _entry_gate(claim: Claim, moment: Moment, reference: Moment, entries: int, w
             worst, place = layer.entries, f"layer {number}, {where}"
     masked = worst >= moment.tokens > entries
     return Threshold(
-        name=f"entries[{where}]", value=float(worst), limit=float(entries), unit="entries", n=len(moment.layers), where=place,
-        origin=f"derived: {claim.source or 'no eviction'} of {moment.tokens} tokens",
+        name=f"entries[{where}]", value=float(worst), limit=float(entries), unit="entries", n=len(moment.layers),
+        where=place, origin=f"derived: {claim.source or 'no eviction'} of {moment.tokens} tokens",
         seems="an eviction by mask only: every entry is still stored" if masked else "",
     )  # fmt: skip
 
@@ -116,9 +116,10 @@ def _byte_gate(session: ModelSession, moment: Moment, reference: Moment, entries
         scale = max(1, base.storage_bytes)
         if layer.storage_bytes / max(1.0, limit) > worst[0] / max(1e-12, worst[1]) or worst[0] < 0:
             worst = (layer.storage_bytes / scale, limit / scale, f"layer {number}, {where}")
+    words = session.claim.source or "the baseline"
     return Threshold(
-        name=f"bytes[{where}]", value=worst[0], limit=worst[1], unit="of the baseline's bytes", n=len(pairs), where=worst[2],
-        origin=f"derived: entries and bits of {session.claim.source or 'the baseline'}, {_BOOKKEEPING_BYTES} bytes per entry and head",
+        name=f"bytes[{where}]", value=worst[0], limit=worst[1], unit="of the baseline's bytes", n=len(pairs),
+        where=worst[2], origin=f"derived: entries and bits of {words}, {_BOOKKEEPING_BYTES} bytes per entry and head",
     )  # fmt: skip
 
 
@@ -139,8 +140,8 @@ def _byte_limit(session: ModelSession, base: LayerStorage, tokens: int, entries:
     full = min(entries, session.claim.full_precision)
     coded = per_entry * session.claim.stored_bits(model_bits) / model_bits
     config = session.baseline.model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1)
-    return full * per_entry + (entries - full) * coded + entries * int(heads) * _BOOKKEEPING_BYTES
+    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return full * per_entry + (entries - full) * coded + entries * heads * _BOOKKEEPING_BYTES
 
 
 def kept_original(claim: Claim, base: tuple[Moment, Moment], found: tuple[Moment, Moment]) -> str:
@@ -151,8 +152,8 @@ def kept_original(claim: Claim, base: tuple[Moment, Moment], found: tuple[Moment
         for number, (layer, plain) in enumerate(_paired_layers(moment, reference)):
             if layer.coded and layer.storage_bytes >= plain.storage_bytes:
                 return (
-                    f"quantizes but keeps the original: layer {number} holds codes and {layer.storage_bytes} bytes, the baseline"
-                    f" {plain.storage_bytes} bytes {moment.words}"
+                    f"quantizes but keeps the original: layer {number} holds codes and {layer.storage_bytes} bytes,"
+                    f" the baseline {plain.storage_bytes} bytes, {moment.words}"
                 )
     return ""
 

@@ -134,7 +134,11 @@ def _log_probabilities(session: ModelSession, side: Side, rows: Tensor, context:
 def _other_tokens(session: ModelSession, row: Tensor, context: int, pattern: Pattern) -> Tensor:
     """Return the candidate's NLL (n,) of the same text in its own tokens (another architecture, another tokenizer)."""
     ours, theirs = session.baseline.loaded, session.candidate.loaded
-    head = to_row(theirs, encode(theirs.tokenizer, ours.tokenizer.decode(row[0, len(ours.prefix_ids) : context].tolist())))
-    tail = torch.tensor([encode(theirs.tokenizer, ours.tokenizer.decode(row[0, context:].tolist()))], device=head.device)
+    head = to_row(
+        theirs, encode(theirs.tokenizer, ours.tokenizer.decode(row[0, len(ours.prefix_ids) : context].tolist()))
+    )
+    tail = torch.tensor(
+        [encode(theirs.tokenizer, ours.tokenizer.decode(row[0, context:].tolist()))], device=head.device
+    )
     whole = torch.cat([head, tail], dim=1)
     return _nll(_log_probabilities(session, session.candidate, whole, head.shape[1], pattern), tail)[0]

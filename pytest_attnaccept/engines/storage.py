@@ -1,7 +1,7 @@
 """How many bytes and entries a cache really holds: every tensor it can reach, each storage counted once.
 
-Names and counters of a cache are not believed: the walk follows attributes, slots, containers, tensor subclasses and the
-cells of closures, so an original that is kept "somewhere else" inside the cache is found.
+Names and counters of a cache are not believed: the walk follows attributes, slots, containers, tensor subclasses and
+the cells of closures, so an original that is kept "somewhere else" inside the cache is found.
 """
 
 from __future__ import annotations

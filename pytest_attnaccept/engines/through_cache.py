@@ -80,9 +80,7 @@ def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
 
 
 def _advance(side: Side, state: State, ids: Tensor, *, last_only: bool = False) -> Tensor:
-    logits, state.cache = call(
-        side.model, side.form, ids, state.cache, state.seen, last_only=last_only, side=side.name
-    )
+    logits, state.cache = call(side.model, side.form, ids, state.cache, state.seen, last_only=last_only, side=side.name)
     state.seen += ids.shape[1]
     state.source = torch.cat([state.source, ids], dim=1)
     state.last = logits[:, -1].clone()  # not a view: the logits of a long prefill must not stay alive

@@ -1,8 +1,8 @@
 """The attention function of a cache with a policy: the model's own one, plus a window mask and attention column sums.
 
-It is registered with transformers under ``attnaccept_BASE`` (process-wide, additive; BASE is what the model used before)
-together with BASE's mask function, and selected only while a candidate runs. The cache layer that was updated last in
-this thread belongs to the attention call that follows, which is how the two find each other without editing the model.
+It is registered with transformers under ``attnaccept_BASE`` (process-wide, additive; BASE is what the model used
+before) together with BASE's mask function, and selected only while a candidate runs. The cache layer that was updated
+last in this thread belongs to the attention call that follows: so the two find each other without editing the model.
 """
 
 from __future__ import annotations

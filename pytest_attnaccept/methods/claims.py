@@ -1,4 +1,4 @@
-"""What a method promises about the cache, read from its knobs alone: how many entries, how many bits, and from where on.
+"""What a method promises about the cache, read from its knobs alone: how many entries, how many bits, from where on.
 
 The claim is independent of the code that applies the method, so a candidate of the user's own is held to the same
 promise as ours: ``h2o`` with ``kv_budget=0.25`` keeps a quarter of the context's entries, whoever wrote it.
@@ -15,7 +15,6 @@ __all__ = ["Claim", "budget_entries", "claim_of", "combine", "default_group"]
 # Scale and zero point of a group, at most two float32 (KIVI, quanto and hqq store 16 or 32 bits each).
 _PARAMETER_BITS = 64.0
 _DEFAULT_GROUP = 32  # the smallest group of common KV quantizers when the mark names none: the loosest honest claim
-# Without a ``residual`` knob a complete group may still be waiting in full precision.
 
 
 def budget_entries(kv_budget: float | int, tokens: int) -> int:

@@ -1,7 +1,7 @@
 """`sliding_window`: a query sees only the `window` most recent keys, its own included, in every call pattern.
 
-The window is a mask inside a call and an eviction between calls, so one-shot, chunked and token-by-token runs agree; the
-cache holds ``window - 1`` entries, which is what the next query needs next to itself.
+The window is a mask inside a call and an eviction between calls, so one-shot, chunked and token-by-token runs agree;
+the cache holds ``window - 1`` entries, which is what the next query needs next to itself.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The identity setting of a stack is the stack with every member at its own identi
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def _module(method: Method) -> tuple[Any, str]:
 def apply_stack(model: Any, stack: Sequence[Entry], *, seed: int = 0) -> Stack:
     """Apply the methods of `stack` (method and complete knobs, in this order) to `model`.
 
-    The model itself is not edited: the result is a `Candidate` around it, and nothing is left behind when it is dropped.
+    The model itself is not edited: the result is a `Candidate` around it, and nothing stays when it is dropped.
     """
     parts: list[Applied] = []
     for method, knobs in stack:
@@ -106,9 +107,7 @@ def _attention_of(model: Any) -> str:
 
 
 def enter_context(context: Callable[..., AbstractContextManager[Any]], model: Any) -> AbstractContextManager[Any]:
-    """Call `context` with the model if it takes an argument (``context=press``), else without (``lambda: press(model)``)."""
-    import inspect
-
+    """Call `context` with the model if it takes an argument (a kvpress press), else without one (a lambda)."""
     try:
         inspect.signature(context).bind(model)
     except (TypeError, ValueError):

@@ -58,8 +58,8 @@ class Store:
             return
         if self.across_tokens:
             raise ContractError(
-                "axis='channel' shares a scale among neighbouring tokens, so an eviction in the same stack would break its"
-                " groups; use axis='token'"
+                "axis='channel' shares a scale among neighbouring tokens, so an eviction in the same stack would break"
+                " its groups; use axis='token'"
             )
         self._gather_coded(keep)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from fixtures.broken.models import BROKEN_MODELS, RAISES, WRONG_POSITIONS
 
+from fixtures.broken.models import BROKEN_MODELS, RAISES, WRONG_POSITIONS
 from pytest_attnaccept.checks import open_session
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
@@ -59,10 +59,14 @@ def test_a_candidate_that_never_ran_proves_nothing_in_any_check(name, check):
 @pytest.mark.parametrize("check", ["divergence", "perplexity", "needle-1x"])
 def test_nan_fails_wherever_it_appears(check):
     broken, loaded = BROKEN_MODELS["not_a_number"], toy()
-    with open_session(candidate=broken.build(loaded.model), baseline=loaded, stack=stack(("h2o", {"kv_budget": 0.5}))) as session:
+    with open_session(
+        candidate=broken.build(loaded.model), baseline=loaded, stack=stack(("h2o", {"kv_budget": 0.5}))
+    ) as session:
         measured = session.measure(check, {"documents": 2, "contexts": 2})
     assert measured.gates == ()
-    assert [(r.verdict, "NaN logits of the candidate at position" in r.reason) for r in measured.refusals] == [(Verdict.FAIL, True)]
+    assert [(r.verdict, "NaN logits of the candidate at position" in r.reason) for r in measured.refusals] == [
+        (Verdict.FAIL, True)
+    ]
 
 
 def test_wrong_positions_show_in_divergence_and_perplexity():
@@ -81,7 +85,9 @@ def test_wrong_positions_show_in_divergence_and_perplexity():
 def test_what_a_candidate_raises_keeps_its_message():
     loaded = toy()
     with (
-        open_session(candidate=RAISES(loaded.model), baseline=loaded, stack=stack(("h2o", {"kv_budget": 0.5}))) as session,
+        open_session(
+            candidate=RAISES(loaded.model), baseline=loaded, stack=stack(("h2o", {"kv_budget": 0.5}))
+        ) as session,
         pytest.raises(CandidateError, match="RuntimeError: no free page"),
     ):
         session.measure("perplexity", {"documents": 2})
