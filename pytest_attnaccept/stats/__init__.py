@@ -24,6 +24,7 @@ Planning
     ``power(n, margin, *, discordance=.04, true_loss=0.)``, ``items_needed(margin, *, target=.9)``,
     ``smallest_margin(n)``, ``minimum_detectable_loss(n, margin)``, ``underpowered(n, margin) -> text or ""``,
     ``conditional_power(b, c, n, n_max, margin)``, ``hopeless(...)``, ``items_to_decide(b, c, n, margin) -> int | None``,
+    ``items_to_decide_scores(losses, margin)``,
     ``discordance_from_aa(discordant, n)``, ``discordance_from_runs(accuracies, n)``;
     ``profile_power([GatePlan(name=, kind=, n=, margin=, count=)]) -> ProfilePower``, ``items_for_profile(margin, gates)``
 Matrix, interaction, curves
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
         hopeless,
         items_needed,
         items_to_decide,
+        items_to_decide_scores,
         minimum_detectable_loss,
         power,
         smallest_margin,
@@ -207,6 +209,8 @@ _WHERE = {
         "hopeless",
         "items_needed",
         "items_to_decide",
+        "items_to_decide_scores",
+        "items_to_decide_scores",
         "minimum_detectable_loss",
         "power",
         "smallest_margin",
@@ -290,6 +294,7 @@ __all__ = [
     "items_for_profile",
     "items_needed",
     "items_to_decide",
+    "items_to_decide_scores",
     "joint_levels",
     "matrix_plan",
     "minimum_detectable_loss",

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats as distributions
 
 from pytest_attnaccept.errors import ContractError
@@ -36,6 +37,7 @@ __all__ = [
     "hopeless",
     "items_needed",
     "items_to_decide",
+    "items_to_decide_scores",
     "minimum_detectable_loss",
     "power",
     "smallest_margin",
@@ -205,6 +207,13 @@ def items_to_decide(
         return chance >= target
 
     return _smallest(enough, max(n, items_for_any_pass(margin, alpha)), n)
+
+
+def items_to_decide_scores(losses: ArrayLike, margin: float, *, alpha: float = DEFAULT_ALPHA) -> int:
+    """Give the total n at which scores that spread like these pass with 80 % probability if they show no loss."""
+    values = np.asarray(losses, dtype=np.float64).ravel()
+    quantile = float(distributions.norm.isf(alpha) + distributions.norm.ppf(0.8))
+    return math.ceil(quantile**2 * float(np.mean(values**2)) / margin**2 + 3 / margin)
 
 
 def underpowered(

@@ -1,0 +1,312 @@
+"""Two recorded runs are paired item by item; what cannot be paired honestly is refused or counted against the candidate.
+
+Positions
+---------
+1. Document, prompt and target hashes must agree. The same document under another prompt is a different test: refused.
+2. An answer that the candidate lacks (missing, null, NaN) is a lost item. An item that the baseline lacks is void, which
+   is decided before the candidate is looked at.
+3. Repeated documents are not independent: they are averaged into one item.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_attnaccept.errors import RecordError, suggest
+from pytest_attnaccept.logs import NllTable, SampleLog, SampleRow
+from pytest_attnaccept.measurement import ClusteredSums, Gate, PairedCounts, PairedScores
+
+__all__ = ["PairedLog", "choose_metric", "pair_samples", "pair_tables"]
+
+_LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "wer", "cer", "ter", "nll", "loss", "brier", "error", "distance")
+_FAVOURITES = ("acc", "exact_match")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedLog:
+    """One metric of two runs, paired.
+
+    Attributes
+    ----------
+    gate
+        What is compared with the margin.
+    losses, gains
+        Items that only the baseline (only the candidate) got right; for scores: items that lost (gained).
+    lost_answers
+        Items without a usable candidate answer, counted as lost.
+    void
+        Items without a usable baseline answer, left out.
+    items
+        Independent items in the comparison.
+    identical
+        Every raw answer is identical in both runs.
+    constant
+        The one score that every item has in both runs; None when scores differ.
+    generative
+        Whether the answers are generated text; None when the log does not say.
+    """
+
+    name: str
+    gate: Gate
+    losses: int
+    gains: int
+    lost_answers: int
+    void: int
+    items: int
+    identical: bool
+    constant: float | None
+    generative: bool | None
+    notes: tuple[str, ...]
+
+
+def choose_metric(base: SampleLog, cand: SampleLog, wanted: str | None) -> str:
+    """Give the metric to compare: the one named, else acc, else exact_match, else the only one."""
+    common = [name for name in base.metrics if name in cand.metrics]
+    if wanted is not None:
+        if wanted in common:
+            return wanted
+        sides = [log.path.name for log in (base, cand) if wanted not in log.metrics]
+        raise RecordError(
+            f"metric {wanted!r} is not in {' and '.join(sides)}.{suggest(wanted, common)} Both logs have: "
+            f"{', '.join(common) or 'none'}"
+        )
+    for name in _FAVOURITES:
+        if name in common:
+            return name
+    if len(common) == 1:
+        return common[0]
+    raise RecordError(f"name the metric to compare with --metric; both logs have: {', '.join(common) or 'none'}")
+
+
+def pair_samples(
+    base: SampleLog, cand: SampleLog, metric: str, filter_name: str, *, cluster: str | None = None, chance: float = 0.0
+) -> PairedLog:
+    """Pair one metric under one filter."""
+    _refuse_direction(metric)
+    first, second = _by_key(base, filter_name), _by_key(cand, filter_name)
+    _refuse_mismatch(base, cand, first, second)
+    values: dict[object, list[tuple[float, float]]] = defaultdict(list)
+    lost = void = 0
+    same = True
+    generative: set[bool | None] = set()
+    for key, rows in first.items():
+        partners = second.get(key, [])
+        for index, row in enumerate(rows):
+            partner = partners[index] if index < len(partners) else None
+            old = _score(base, row, metric)
+            generative.add(row.generative)
+            if old is None:
+                void += 1
+                continue
+            new = None if partner is None else _score(cand, partner, metric)
+            lost += new is None
+            same = same and partner is not None and partner.answer == row.answer
+            # A lost answer costs a whole item, also where the baseline scored nothing.
+            values[_cluster(row, key, cluster, base)].append((old, old - new if new is not None else 1.0))
+    void += sum(max(0, len(rows) - len(first.get(key, []))) for key, rows in second.items())
+    if not values:
+        raise RecordError(f"{base.path}: no item has a usable {metric!r} under filter {filter_name!r}")
+    return _paired(
+        metric if filter_name == "none" else f"{metric}[{filter_name}]",
+        list(values.values()),
+        lost,
+        void,
+        same,
+        generative.pop() if len(generative) == 1 else None,
+        _notes(base, values, lost, void, first),
+        chance,
+    )
+
+
+def _paired(
+    name: str,
+    groups: Sequence[Sequence[tuple[float, float]]],
+    lost: int,
+    void: int,
+    identical: bool,
+    generative: bool | None,
+    notes: tuple[str, ...],
+    chance: float,
+) -> PairedLog:
+    """Make counts of clean right/wrong answers, and scores of everything else."""
+    olds = [sum(old for old, _ in group) / len(group) for group in groups]
+    losses = [sum(loss for _, loss in group) / len(group) for group in groups]
+    down, up = sum(loss > 0 for loss in losses), sum(loss < 0 for loss in losses)
+    binary = lost == 0 and all(x in (0.0, 1.0) for x in olds) and all(x in (-1.0, 0.0, 1.0) for x in losses)
+    gate: Gate
+    if binary:
+        gate = PairedCounts(
+            name=name, losses=down, gains=up, n=len(groups), base_correct=round(sum(olds)), chance=chance
+        )
+    else:
+        gate = PairedScores(
+            name=name,
+            losses=tuple(losses),
+            base_mean=sum(olds) / len(olds),
+            chance=chance,
+            n_items=sum(map(len, groups)),
+            discordant=down + up,
+            unit="score",
+        )
+    return PairedLog(
+        name=name,
+        gate=gate,
+        losses=down,
+        gains=up,
+        lost_answers=lost,
+        void=void,
+        items=len(groups),
+        identical=identical,
+        constant=olds[0] if len(set(olds)) == 1 and down == up == 0 else None,
+        generative=generative,
+        notes=notes,
+    )
+
+
+def _by_key(log: SampleLog, filter_name: str) -> dict[tuple[str, str, str], list[SampleRow]]:
+    """Collect the rows of a filter by item; a document id that repeats means that two runs were written into one file."""
+    rows: dict[tuple[str, str, str], list[SampleRow]] = defaultdict(list)
+    seen: dict[str, int] = {}
+    for row in log.rows:
+        if row.filter != filter_name:
+            continue
+        if row.doc_id and row.doc_id in seen:
+            raise RecordError(
+                f"{log.path}:{row.line}: document id {row.doc_id} was already on line {seen[row.doc_id]} (filter "
+                f"{filter_name!r}); the log holds more than one run"
+            )
+        seen[row.doc_id] = row.line
+        rows[row.key].append(row)
+    if not rows:
+        raise RecordError(f"{log.path}: has no rows of filter {filter_name!r}; it has: {', '.join(log.filters)}")
+    return rows
+
+
+def _refuse_mismatch(
+    base: SampleLog,
+    cand: SampleLog,
+    first: Mapping[tuple[str, str, str], Sequence[SampleRow]],
+    second: Mapping[tuple[str, str, str], Sequence[SampleRow]],
+) -> None:
+    """Refuse runs that asked something else: other data, another prompt, another target."""
+    by_document = {key[0]: (key, rows[0]) for key, rows in first.items()}
+    for key, rows in second.items():
+        if key in first or key[0] not in by_document:
+            continue
+        expected, row = by_document[key[0]]
+        what = "prompt" if key[1] != expected[1] else "target"
+        raise RecordError(
+            f"{cand.path}:{rows[0].line}: the {what} of document {rows[0].doc_id} differs from {base.path}:{row.line}; "
+            "runs with another template, few-shot setting or data version cannot be paired"
+        )
+    if not any(key in first for key in second):
+        raise RecordError(
+            f"{cand.path}: shares no document with {base.path}; these are logs of different tasks or data"
+        )
+
+
+def _score(log: SampleLog, row: SampleRow, metric: str) -> float | None:
+    """Give one score in [0, 1]; None when there is no usable answer."""
+    value = row.values.get(metric)
+    if value is None or (isinstance(value, str) and value.strip().lower() in ("nan", "none", "")):
+        return None
+    if isinstance(value, bool | int | float):
+        number = float(value)
+        if math.isnan(number):
+            return None
+        if 0.0 <= number <= 1.0:
+            return number
+        raise RecordError(
+            f"{log.path}:{row.line}: {metric} is {number:g}, and an absolute margin needs scores in [0, 1]; corpus scores and "
+            "percentages cannot be compared here"
+        )
+    raise RecordError(
+        f"{log.path}:{row.line}: {metric} is {value!r}, which is no score of one item; choose another metric"
+    )
+
+
+def _refuse_direction(metric: str) -> None:
+    name = metric.lower()
+    if any(part == word or name.endswith(word) for word in _LOWER_IS_BETTER for part in name.split("_")):
+        raise RecordError(
+            f"metric {metric!r} is better when lower; compare a score that is better when higher, or likelihoods as an NLL "
+            "table (document,tokens,nll)"
+        )
+
+
+def _cluster(row: SampleRow, key: tuple[str, str, str], field: str | None, log: SampleLog) -> object:
+    """Give the independent unit of an item: a field of its document, or the document itself."""
+    if field is None:
+        return key
+    if field not in row.doc:
+        raise RecordError(f"{log.path}:{row.line}: the document has no field {field!r}.{suggest(field, row.doc)}")
+    return json.dumps(row.doc[field], sort_keys=True, default=str)
+
+
+def _notes(
+    base: SampleLog,
+    values: Mapping[object, Sequence[object]],
+    lost: int,
+    void: int,
+    first: Mapping[tuple[str, str, str], Sequence[SampleRow]],
+) -> tuple[str, ...]:
+    """Say what a reader should know beside the verdict."""
+    notes = []
+    total = sum(map(len, values.values()))
+    if lost:
+        notes.append(f"{lost} of {total} items have no usable candidate answer and count as lost")
+    if void:
+        notes.append(f"{void} items have no usable baseline answer and are void")
+    if len(values) < total:
+        notes.append(f"{total} answers on {len(values)} distinct documents: averaged per document")
+    ids = [row.doc_id for rows in first.values() for row in rows]
+    if total % 50 == 0 and sorted(ids) == sorted(map(str, range(total))):
+        notes.append(f"the items are exactly the first {total}: if that is a --limit, they are no sample of the task")
+    return tuple(notes)
+
+
+def pair_tables(base: NllTable, cand: NllTable) -> PairedLog:
+    """Pair two tables by document; the same documents with the same token counts are required."""
+    missing = [name for name in base.rows if name not in cand.rows]
+    if missing:
+        raise RecordError(f"{cand.path}: lacks {len(missing)} documents of {base.path}, for example {missing[0]!r}")
+    usable = {name: row for name, row in base.rows.items() if math.isfinite(row.nll)}
+    if not usable:
+        raise RecordError(f"{base.path}: no document has a finite likelihood")
+    for name, row in usable.items():
+        other = cand.rows[name]
+        if other.tokens != row.tokens:
+            raise RecordError(
+                f"{cand.path}:{other.line}: document {name!r} has {other.tokens} tokens, and {row.tokens} in "
+                f"{base.path}:{row.line}; likelihoods under different tokenizations cannot be paired"
+            )
+    sums = tuple(cand.rows[name].nll - row.nll for name, row in usable.items())
+    tokens = tuple(row.tokens for row in usable.values())
+    void = len(base.rows) - len(usable) + sum(name not in base.rows for name in cand.rows)
+    lost = sum(not math.isfinite(value) for value in sums)
+    return PairedLog(
+        name="perplexity",
+        gate=ClusteredSums(
+            name="perplexity",
+            sums=sums,
+            tokens=tokens,
+            base_level=_perplexity(sum(row.nll for row in usable.values()) / sum(tokens)),
+        ),
+        losses=sum(value > 0 for value in sums),
+        gains=sum(value < 0 for value in sums),
+        lost_answers=lost,
+        void=void,
+        items=len(sums),
+        identical=all(value == 0 for value in sums),
+        constant=None,
+        generative=False,
+        notes=(f"{void} documents have no usable baseline likelihood and are void",) if void else (),
+    )
+
+
+def _perplexity(mean: float) -> float:
+    return math.exp(mean) if mean < 700 else math.inf

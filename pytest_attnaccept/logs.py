@@ -1,0 +1,255 @@
+"""Recorded answers are read from lm-eval ``samples_*.jsonl`` logs and from per-document NLL tables, line by line.
+
+Positions
+---------
+1. A line that cannot be used is an error with file and line, never skipped: a log that was cut off proves nothing.
+2. An item is identified by the hashes of document, prompt and target (computed when an old lm-eval did not write them),
+   never by its position: two runs with another prompt are two different tests.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_attnaccept.errors import RecordError, suggest
+
+__all__ = ["NllRow", "NllTable", "SampleLog", "SampleRow", "is_table", "read_samples", "read_table"]
+
+_NOT_A_SAMPLE_LOG = 'is no lm-eval sample log (write one with "lm_eval --log_samples --output_path DIR")'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """One answer under one filter.
+
+    Attributes
+    ----------
+    document, prompt, target
+        Hashes that identify the item.
+    filter
+        Answer filter of lm-eval ("strict-match", "none"): one document has one row per filter.
+    values
+        Metric values as logged.
+    answer
+        Digest of the raw responses.
+    generative
+        True for generated text, False for log-likelihoods, None when the log does not say.
+    doc
+        The document's own fields (for clusters).
+    """
+
+    line: int
+    doc_id: str
+    document: str
+    prompt: str
+    target: str
+    filter: str
+    values: Mapping[str, object]
+    answer: str
+    generative: bool | None
+    doc: Mapping[str, object]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What must be equal in both runs."""
+        return self.document, self.prompt, self.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLog:
+    """One sample log: all rows, and the digest of the file."""
+
+    path: Path
+    rows: tuple[SampleRow, ...]
+    digest: str
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Filters in order of appearance."""
+        return tuple(dict.fromkeys(row.filter for row in self.rows))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metric names in order of appearance."""
+        return tuple(dict.fromkeys(name for row in self.rows for name in row.values))
+
+
+def read_samples(path: Path) -> SampleLog:
+    """Read one ``samples_*.jsonl``."""
+    rows: list[SampleRow] = []
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                digest.update(raw)
+                if raw.strip():
+                    rows.append(_sample(path, number, raw))
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not rows:
+        raise RecordError(f"{path}: holds no samples; an empty log proves nothing")
+    return SampleLog(path=path, rows=tuple(rows), digest=digest.hexdigest())
+
+
+def _sample(path: Path, number: int, raw: bytes) -> SampleRow:
+    """Turn one line into a row."""
+    where = f"{path}:{number}"
+    try:
+        entry = json.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RecordError(f"{where}: is not JSON ({error}); was the log cut off?") from error
+    if not isinstance(entry, dict) or "doc" not in entry or ("resps" not in entry and "filtered_resps" not in entry):
+        raise RecordError(f"{where}: {_NOT_A_SAMPLE_LOG}")
+    names = entry.get("metrics")
+    known = names if isinstance(names, list) else [k for k in entry if k not in _RESERVED]
+    values = {str(name): entry[name] for name in known if name in entry}
+    doc = entry["doc"]
+    answers = entry.get("resps", entry.get("filtered_resps"))
+    return SampleRow(
+        line=number,
+        doc_id=str(entry.get("doc_id", "")),
+        document=str(entry.get("doc_hash") or _hash(doc)),
+        prompt=str(entry.get("prompt_hash") or _hash(_first_prompt(entry.get("arguments"), where))),
+        target=str(entry.get("target_hash") or _hash(entry.get("target"))),
+        filter=str(entry.get("filter", "none")),
+        values=values,
+        answer=_hash(answers),
+        generative=_generative(entry.get("arguments"), answers),
+        doc=doc if isinstance(doc, dict) else {},
+    )
+
+
+_RESERVED = frozenset(
+    "doc_id doc target arguments resps filtered_resps filter metrics doc_hash prompt_hash target_hash".split()  # noqa: SIM905
+)
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _requests(arguments: object) -> list[list[object]]:
+    """Give the arguments of every request of an item, whatever the lm-eval version called them."""
+    entries = list(arguments.values()) if isinstance(arguments, dict) else arguments
+    if not isinstance(entries, list):
+        return []
+    return [list(entry.values()) if isinstance(entry, dict) else list(entry) for entry in entries if _listed(entry)]
+
+
+def _listed(entry: object) -> bool:
+    return isinstance(entry, dict | list)
+
+
+def _first_prompt(arguments: object, where: str) -> object:
+    requests = _requests(arguments)
+    if not requests or not requests[0]:
+        raise RecordError(f"{where}: has neither prompt_hash nor arguments, so nobody knows what was asked")
+    return requests[0][0]
+
+
+def _generative(arguments: object, answers: object) -> bool | None:
+    """Tell generated text from log-likelihoods by the second argument, else by the shape of the answers."""
+    requests = _requests(arguments)
+    seconds = [request[1] for request in requests if len(request) > 1]
+    if requests and len(seconds) == len(requests):
+        if all(isinstance(second, dict) for second in seconds):
+            return True
+        if all(isinstance(second, str) for second in seconds):
+            return '"until"' in str(seconds[0]) or "'until'" in str(seconds[0])
+    leaf = answers
+    while isinstance(leaf, list) and len(leaf) == 1:
+        leaf = leaf[0]
+    if isinstance(leaf, str):
+        return not _number(leaf)
+    return False if isinstance(leaf, list) or _number(leaf) else None
+
+
+def _number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NllRow:
+    """Total negative log-likelihood of one document, in nats."""
+
+    document: str
+    tokens: int
+    nll: float
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NllTable:
+    """One table of document likelihoods, by document."""
+
+    path: Path
+    rows: Mapping[str, NllRow]
+    digest: str
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path is read as an NLL table (by its name: .csv or .tsv)."""
+    return path.suffix.lower() in (".csv", ".tsv")
+
+
+_TOTAL, _MEAN = ("nll", "nll_sum"), ("nll_mean", "mean_nll", "nll_per_token")
+
+
+def read_table(path: Path) -> NllTable:
+    """Read ``document,tokens,nll`` (nll: sum over the tokens in nats) or ``document,tokens,nll_mean``."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: cannot be read: {error}") from error
+    lines = csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    header = [str(name).strip() for name in lines.fieldnames or []]
+    lines.fieldnames = header
+    column = next((name for name in (*_TOTAL, *_MEAN) if name in header), None)
+    for needed in ("document", "tokens"):
+        if needed not in header:
+            raise RecordError(f"{path}:1: needs the columns document, tokens, nll.{suggest(needed, header)}")
+    if column is None:
+        raise RecordError(f"{path}:1: needs a column nll (sum over the tokens, nats) or nll_mean (per token)")
+    rows: dict[str, NllRow] = {}
+    for number, entry in enumerate(lines, start=2):
+        row = _nll(f"{path}:{number}", number, entry, column)
+        if row.document in rows:
+            raise RecordError(f"{path}:{number}: document {row.document!r} appears twice")
+        rows[row.document] = row
+    if not rows:
+        raise RecordError(f"{path}: holds no documents; an empty table proves nothing")
+    _refuse_means(path, rows, column)
+    return NllTable(path=path, rows=rows, digest=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _nll(where: str, number: int, entry: Mapping[str, str | None], column: str) -> NllRow:
+    try:
+        document = (entry["document"] or "").strip()
+        tokens, value = int(entry["tokens"] or ""), float(entry[column] or "")
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{where}: needs a whole number of tokens and a number of nats ({error})") from error
+    if not document or tokens < 1:
+        raise RecordError(f"{where}: needs a document name and at least one token")
+    return NllRow(document=document, tokens=tokens, nll=value * (tokens if column in _MEAN else 1), line=number)
+
+
+def _refuse_means(path: Path, rows: Mapping[str, NllRow], column: str) -> None:
+    """Refuse a column of sums that looks like means: reading it as sums would shrink every loss a thousandfold."""
+    finite = [row for row in rows.values() if math.isfinite(row.nll)]
+    if column in _TOTAL and finite and all(row.tokens >= 20 and 0 < row.nll < 20 for row in finite):
+        raise RecordError(
+            f"{path}: column {column!r} must hold sums over the tokens, and its values look like means per token; "
+            "rename the column nll_mean if they are"
+        )
