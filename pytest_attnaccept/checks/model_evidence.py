@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.candidate import Candidate
+from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.calls import call
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, parse_pattern, teacher_forced
@@ -105,10 +106,11 @@ def pattern_of(session: ModelSession, side: Side, name: str, step: int) -> Patte
     return Pattern(name=pattern.name, prefill=1 if pattern.prefill is not None else None, step=1, multi=False)
 
 
-def not_evidence(session: ModelSession, tokens: int, *, identical: bool) -> tuple[Refusal, ...]:
+def not_evidence(session: ModelSession, tokens: int, *, identical: bool, params: Params) -> tuple[Refusal, ...]:
     """Return why a comparison over `tokens` tokens proves nothing, or nothing.
 
-    `identical`: every logit of the candidate equals the baseline's bit for bit.
+    `identical`: every logit of the candidate equals the baseline's bit for bit. The parameter ``longest_tier`` is the
+    longest tier of the whole plan: knobs that only another item reaches are no reason against this one.
     """
     if not session.approximate:
         return ()
@@ -118,6 +120,8 @@ def not_evidence(session: ModelSession, tokens: int, *, identical: bool) -> tupl
         )
     for claim in session.claims:
         missing = claim.missing_tokens(tokens)
+        if missing and not claim.missing_tokens(_longest(session, params)):
+            return ()
         if missing:
             return (
                 _refusal(
@@ -133,6 +137,15 @@ def not_evidence(session: ModelSession, tokens: int, *, identical: bool) -> tupl
             ),
         )
     return ()
+
+
+def _longest(session: ModelSession, params: Params) -> int:
+    """Return the longest context of the plan in tokens, 0 when the plan did not say."""
+    if params.given.get("longest_tier") is None or session.trained_length is None:
+        return 0
+    length = round(params.number("longest_tier", 1.0) * session.trained_length)
+    cap = params.optional_integer("max_tokens")
+    return length if cap is None else min(length, cap)
 
 
 def _refusal(verdict: Verdict, reason: str) -> Refusal:

@@ -55,7 +55,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
         name: moments(session.candidate, row, context, pattern_of(session, session.candidate, name, step))
         for name in given.texts("patterns", ())
     }
-    refusals = _refusals(session, row, context, step, base, found)
+    refusals = _refusals(session, given, row, context, base, found)
     gates: tuple[Gate, ...] = ()
     # A run that proves nothing carries no gate: a failing one would outrank the reason why it proves nothing.
     if not any(refusal.verdict is Verdict.INVALID for refusal in refusals):
@@ -74,13 +74,15 @@ def measure(session: ModelSession, params: Params) -> Measured:
 
 def _refusals(
     session: ModelSession,
+    params: Params,
     row: Tensor,
     context: int,
-    step: int,
     base: tuple[Moment, Moment],
     found: Mapping[str, tuple[Moment, Moment]],
 ) -> tuple[Refusal, ...]:
-    refusals = list(not_evidence(session, context, identical=_identical(session, row, context, step)))
+    step = params.integer("step", 8)
+    identical = _identical(session, row, context, step)
+    refusals = list(not_evidence(session, context, identical=identical, params=params))
     if refusals or not session.claim.about_kv:
         return tuple(refusals)
     pattern = pattern_of(session, session.candidate, "one-shot", step)

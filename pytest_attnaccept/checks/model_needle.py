@@ -76,7 +76,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     return Measured(
         gates=tuple(gates),
         facts=tuple(facts),
-        refusals=not_evidence(session, length, identical=identical),
+        refusals=not_evidence(session, length, identical=identical, params=given),
         data_digest=hashlib.sha256("".join(item.digest for item in items).encode()).hexdigest()[:16],
         details={"depths": details},
     )

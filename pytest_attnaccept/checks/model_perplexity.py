@@ -33,7 +33,7 @@ def measure_perplexity(session: ModelSession, params: Params) -> Measured:
     return Measured(
         gates=gates,
         facts=(*_facts(session, done), *_perplexity_facts(done)),
-        refusals=_refusals(session, done),
+        refusals=_refusals(session, done, params),
         data_digest=done.data.digest,
         details={"by_position": _by_position(done)},
     )
@@ -63,11 +63,11 @@ def measure_divergence(session: ModelSession, params: Params) -> Measured:
     for scores in done.patterns:
         where = f"{len(scores.kl)} documents of {done.length} tokens, {done.data.source}, {scores.pattern}"
         gates.append(_mean_gate(_gate_name("kl", scores.pattern), scores.kl, "nats/token", where))
-        gates.append(
-            _mean_gate(_gate_name("top1_disagreement", scores.pattern), scores.flips, "share of tokens", where)
-        )
+        gates.append(_mean_gate(_gate_name("top1", scores.pattern), scores.flips, "share of tokens", where))
     facts = (*_facts(session, done), *_tail_facts(done), _noise_floor(session, done, params))
-    return Measured(gates=tuple(gates), facts=facts, refusals=_refusals(session, done), data_digest=done.data.digest)
+    return Measured(
+        gates=tuple(gates), facts=facts, refusals=_refusals(session, done, params), data_digest=done.data.digest
+    )
 
 
 def _mean_gate(name: str, values: tuple[Tensor, ...], unit: str, where: str) -> ClusteredSums:
@@ -90,9 +90,10 @@ def _mean(values: tuple[Tensor, ...]) -> float:
     return float(torch.cat(values).double().mean())
 
 
-def _refusals(session: ModelSession, done: TextPass) -> tuple[Refusal, ...]:
+def _refusals(session: ModelSession, done: TextPass, params: Params) -> tuple[Refusal, ...]:
     # One pattern in which nothing happens is enough: the claim holds on every call pattern.
-    return not_evidence(session, done.length, identical=any(scores.identical for scores in done.patterns))
+    identical = any(scores.identical for scores in done.patterns)
+    return not_evidence(session, done.length, identical=identical, params=params)
 
 
 def _facts(session: ModelSession, done: TextPass) -> tuple[Fact, ...]:
