@@ -142,12 +142,28 @@ class Accept:
 
         def measure() -> Measured:
             session = held["session"] = self._model_session(candidate, baseline)
-            return session.measure(self.check, dict(self._spec.requirement.params))  # type: ignore[no-any-return]
+            return self._measured(session, dict(self._spec.requirement.params))
 
         def fingerprint() -> Mapping[str, str]:
             return held["session"].fingerprint() if "session" in held else {}
 
         return self._run(Surface.MODEL, candidate, measure, fingerprint)
+
+    def _measured(self, session: Any, params: dict[str, object]) -> Measured:
+        """Run a check of a model: retrieval in planned looks, everything else at once."""
+        name = self.check.split("-")[0]
+        limit = self._spec.profile.limits.get(name)
+        contexts = params.get("contexts")
+        if name != "needle" or limit is None or not isinstance(contexts, int):
+            return session.measure(self.check, params)  # type: ignore[no-any-return]
+        from pytest_attnaccept.checks.looks import measure_in_looks
+        from pytest_attnaccept.stats.sequential import plan_looks
+
+        alpha = self._spec.profile.alpha
+        plan = plan_looks(
+            contexts, limit.max, alpha_pass=alpha, alpha_fail=alpha / max(1, self._gate.family), seed=self._seed
+        )
+        return measure_in_looks(lambda given: session.measure(self.check, given), params, plan)
 
     # -- one run ----------------------------------------------------------------------------------------------------
 

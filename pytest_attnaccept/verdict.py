@@ -109,7 +109,8 @@ def _threshold(gate: Threshold) -> Metric:
 def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
     from pytest_attnaccept.stats import paired_binary, paired_scores
 
-    at_pass, at_fail = gate.alpha_pass or alpha_pass, min(gate.alpha_fail or alpha_fail, alpha_fail)
+    at_pass = _level(gate.alpha_pass, alpha_pass)
+    at_fail = min(_level(gate.alpha_fail, alpha_fail), alpha_fail)
     if isinstance(gate, PairedCounts):
         result = paired_binary(
             gate.losses,
@@ -138,6 +139,8 @@ def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, 
         text += " (PASS with measurable loss)"
     if result.reason:
         text += f": {result.reason}"
+    if result.verdict is Verdict.INCONCLUSIVE:
+        text += f"; {_needs(gate, result.n, limit.max, alpha_pass)}"
     return Metric(
         name=gate.name,
         verdict=result.verdict.value,
@@ -153,6 +156,26 @@ def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, 
         p_fail=result.p_fail,
         text=text,
     )
+
+
+def _needs(gate: PairedCounts | PairedScores, n: int, margin: float, alpha: float) -> str:
+    """Say what would decide an undecided item, or that more of the same will not."""
+    from pytest_attnaccept.stats import hopeless, items_to_decide, items_to_decide_scores
+
+    if isinstance(gate, PairedCounts):
+        need = items_to_decide(gate.losses, gate.gains, n, margin, alpha=alpha)
+        if need is None or hopeless(gate.losses, gate.gains, n, max(need, n), margin, alpha=alpha):
+            return "more items at these rates will not make it pass"
+        return f"needs n={need} for PASS with 80 % probability if the rest shows no loss"
+    if sum(gate.losses) / len(gate.losses) >= margin:
+        return "the estimate is not below the margin: more items will not make it pass"
+    need = max(items_to_decide_scores(gate.losses, margin, alpha=alpha), n + 1)
+    return f"needs n={need} for PASS with 80 % probability if there is no loss"
+
+
+def _level(planned: float | None, full: float) -> float:
+    """Return the nominal level: the look's, which may be zero (no decision there), else the full one."""
+    return full if planned is None else max(planned, 1e-12)
 
 
 def _clustered(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:

@@ -32,6 +32,7 @@ __all__ = ["DEFAULTS", "Answer", "measure"]
 
 DEFAULTS: Mapping[str, object] = {
     "contexts": 50,  # independent clusters
+    "first": 0,  # index of the first one; a sample that is measured in looks goes on from there
     "questions_per_context": 4,  # they share one prefill, each about its own needle in its own depth stratum
     "tier": 1.0,  # length of context, question and answer, in trained lengths (the check id names it)
     "max_tokens": None,  # cap of that length
@@ -84,6 +85,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
 
 def _items(session: ModelSession, given: Params, length: int) -> list[TaskItem]:
     loaded = session.baseline.loaded
+    first = given.integer("first", 0, low=0)
     return [
         generate(
             "needle",
@@ -95,7 +97,7 @@ def _items(session: ModelSession, given: Params, length: int) -> list[TaskItem]:
             digits=given.integer("digits", 4),
             filler=given.text("filler", "varied"),
         )
-        for index in range(given.integer("contexts", 50))
+        for index in range(first, first + given.integer("contexts", 50))
     ]
 
 
