@@ -1,4 +1,4 @@
-"""Can the model follow a chain of references? (`variable_tracking`: who works in the same city as whom)
+"""Can the model follow a chain of references? (`variable_tracking`: who works with whom, and where)
 
 Each chain starts with a city and hands it on by name, link by link, in order but interleaved with the other chains; the
 question is about its last member, whose sentence names no city. The early link looks useless until then, which is what
@@ -67,7 +67,7 @@ def variable_tracking(
         depths = [(link + stream.unit()) / (hops + 1) for link in range(hops + 1)]
         facts.append(Fact(text=f"{chain[0]} works in {city}.", depth=depths[0]))
         facts += [
-            Fact(text=f"{chain[link]} works in the same city as {chain[link - 1]}.", depth=depths[link])
+            Fact(text=f"{chain[link]} works with {chain[link - 1]}.", depth=depths[link])
             for link in range(1, hops + 1)
         ]
     links = [hops] if ask == "last" else range(hops + 1)

@@ -59,7 +59,7 @@ def test_items_do_not_depend_on_or_touch_the_global_generator(task):
 GOLDEN: dict[str, str] = {
     "needle": "8bdb94771a6f3f74",
     "kv_recall": "ff71044baa1fc957",
-    "variable_tracking": "a632301b4629a542",
+    "variable_tracking": "ac76b946444e3c3d",
     "text": "f0037e3f009dca1d",
 }
 GOLDEN_STREAM = [773, 76, 627, 199]
@@ -148,7 +148,7 @@ def test_foils_have_the_form_of_the_answer_and_are_all_different():
 
 def resolve(context: str, name: str) -> str:
     """Follow a chain the way a reader would."""
-    found = re.search(rf"\b{name} works in (?:the same city as (\w+)|(\w+))\.", context)
+    found = re.search(rf"\b{name} works (?:with (\w+)|in (\w+))\.", context)
     assert found is not None
     return resolve(context, found[1]) if found[1] else found[2]
 
@@ -168,7 +168,8 @@ def test_chains_resolve_to_the_answer_and_foils_are_the_other_cities(hops):
 def test_last_members_of_chains_never_name_a_city():
     item = make("variable_tracking")
     for question in item.questions:
-        assert question.answer_prefix.strip() + " the same city as" in item.context
+        assert question.answer_prefix not in " " + item.context
+        assert question.answer_prefix.replace(" in", " with") in " " + item.context
 
 
 def test_any_member_of_a_chain_can_be_asked():
