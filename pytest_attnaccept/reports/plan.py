@@ -49,7 +49,7 @@ def _sample(item: PlannedItem, profile: Profile) -> str:
     if name in ("perplexity", "divergence"):
         documents = int(str(params.get("documents", 0)))
         limits = {
-            k: v for k, v in item.limits.items() if k in (("perplexity",) if name == "perplexity" else ("kl", "top1_disagreement"))
+            k: v for k, v in item.limits.items() if k in (("perplexity",) if name == "perplexity" else ("kl", "top1"))
         }
         shown = ", ".join(f"{k} {v:g}" for k, v in limits.items())
         return f"n={documents} documents, margin {shown}, t({documents - 1}) at alpha {profile.alpha:g}"
