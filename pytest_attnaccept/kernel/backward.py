@@ -48,7 +48,6 @@ def check_backward(session: Session, plan: Planner) -> None:
             continue
         case = session.build(spec)
         session.judge(case, session.run(case))
-        session.longest = max(session.longest, spec.kv_len)
         _compare(session, case)
 
 
@@ -81,12 +80,12 @@ def _candidate_gradients(session: Session, case: Case, dout: Tensor) -> tuple[Te
         if not isinstance(out, Tensor) or not out.requires_grad:
             raise Violation(f"backward=True is declared but the output has no gradient at {case.label}")
         try:
-            q, k, v = torch.autograd.grad(out, leaves, dout.to(out.dtype))
+            dq, dk, dv = torch.autograd.grad(out, leaves, dout.to(out.dtype))
         except NotImplementedError as error:
             raise Violation(f"refused: backward raised NotImplementedError({error}) at {case.label}") from error
         except Exception as error:
             raise CandidateError(f"backward of the candidate raised {type(error).__name__} at {case.label}: {error}") from error
-    return q, k, v
+    return dq, dk, dv
 
 
 def exact_gradients(case: Case, dout: Tensor) -> Gradients:
@@ -95,31 +94,41 @@ def exact_gradients(case: Case, dout: Tensor) -> Gradients:
     what = semantics_of(call, case.contract.alignment)
     p, slope = _probabilities(call, what)
     group = call.q.shape[1] // call.k.shape[1]
-    k, v = (x.double().repeat_interleave(group, dim=1) for x in (call.k, call.v))
+    valid = torch.arange(call.k.shape[2], device=call.q.device) < what.lengths[:, None]
+    k, v = (
+        torch.where(valid[:, None, :, None], x.double(), 0.0).repeat_interleave(group, dim=1) for x in (call.k, call.v)
+    )
     q, do = call.q.double(), dout.double()
     out = p @ v
     dp = do @ v.transpose(-1, -2)
     row = (do * out).sum(-1, keepdim=True)
     ds = p * (dp - row)
     inner = ds * slope * call.scale
-    exact = (inner @ k, _grouped(inner.transpose(-1, -2) @ q, group), _grouped(p.transpose(-1, -2) @ do, group))
+    parts = (inner @ k, inner.transpose(-1, -2) @ q, p.transpose(-1, -2) @ do)
+    exact = (parts[0], _grouped(parts[1], group), _grouped(parts[2], group))
     unit = 2.0**-22 if call.q.dtype is torch.float32 else LOG_UNIFORM_RMS * 2.0 ** -(mantissa_bits(call.q.dtype) + 1)
+    # Scores are recomputed in float32: their error grows with |q||k| and with the score itself.
+    size = (q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :] * call.scale).square()
+    relative = unit**2 + 2.0**-48 * (q.shape[-1] / 6.0 + 2.0) * size
     row_variance = (do.square() * ulp(out, call.q.dtype).square() / 12.0).sum(-1, keepdim=True)
     # P, dP and dS may each be rounded, and the row sum uses a rounded output.
-    noise = unit**2 * (3.0 * p.square() * (dp - row).square() + p.square() * (dp.square() + row.square()))
+    noise = relative * p.square() * (4.0 * (dp - row).square() + dp.square() + row.square())
     noise = (noise + p.square() * row_variance) * (slope * call.scale).square()
-    variance = (
+    variance = [
         noise @ k.square(),
-        _grouped(noise.transpose(-1, -2) @ q.square(), group),
-        _grouped(2.0 * unit**2 * p.square().transpose(-1, -2) @ do.square(), group),
-    )
+        noise.transpose(-1, -2) @ q.square(),
+        (2.0 * relative * p.square()).transpose(-1, -2) @ do.square(),
+    ]
     # The error of the row sum is common to a whole row of dS, so it adds up along the row in dq.
-    common = row_variance * ((p * slope * call.scale) @ k).square()
-    return Gradients(exact, (variance[0] + common, variance[1], variance[2]))
+    variance[0] = variance[0] + row_variance * ((p * slope * call.scale) @ k).square()
+    # Expanded heads may be rounded before they are summed, and the sum again.
+    rounded = [2.0 * ulp(part, call.q.dtype).square() / 12.0 for part in parts]
+    grouped = [_grouped(variance[at] + rounded[at], group) for at in (1, 2)]
+    return Gradients(exact, (variance[0] + rounded[0], grouped[0], grouped[1]))
 
 
 def _grouped(x: Tensor, group: int) -> Tensor:
-    return x.unflatten(1, (-1, group)).sum(2)
+    return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
 
 
 def _probabilities(call: AttentionCall, what: Semantics) -> tuple[Tensor, Tensor]:

@@ -293,6 +293,8 @@ def _refuse_impossible(contract: KernelContract) -> None:
         raise ContractError("lse_base='2' without returns_lse=True: there is no lse to be in that base.")
     if contract.q_lens == "square" and contract.alignment == "top_left" and contract.ragged:
         raise ContractError("q_lens='square' with ragged=True and alignment='top_left' is ambiguous: use bottom_right or ragged=False.")
+    if contract.alignment == "top_left" and contract.q_lens == "decode" and contract.causal:
+        raise ContractError("q_lens='decode' with alignment='top_left' sees only key 0: a decoding kernel is bottom_right or not causal.")
     if contract.alignment == "top_left" and paged:
         raise ContractError("alignment='top_left' with page_size: a paged cache is aligned bottom_right (the last query sees the last key).")
     if contract.max_length is not None and contract.max_length < contract.multiple_of:

@@ -38,6 +38,8 @@ class Habit:
         Divide by the denominator before rounding P (two-pass, eager style).
     truncate
         Products are accumulated with truncation, as some tensor cores do.
+    low_accumulator
+        Known bad: the output is accumulated in bfloat16.
     """
 
     tile: int = 64
@@ -49,6 +51,7 @@ class Habit:
     round_s: bool = False
     normalise_first: bool = False
     truncate: bool = False
+    low_accumulator: bool = False
     lse_base: str = "e"
     alignment: str = "bottom_right"
 
@@ -58,21 +61,26 @@ TileHook = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def attend(
-    call: AttentionCall, habit: Habit | None = None, hook: TileHook | None = None, *, lead: int = 0
+    call: AttentionCall, habit: Habit | None = None, hook: TileHook | None = None, *, lead: int = 0, rows: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Compute ``(out, lse)``: out ``(batch, q_heads, q_len, v_head_dim)`` in q's dtype, lse float32 in the habit's base.
 
-    `hook` and `lead` (queries sit that many positions too late) make known-bad controls.
+    `hook` and `lead` (queries sit that many positions too late) make known-bad controls; with `rows` only those query
+    indices are computed, the others stay zero.
     """
     habit = habit or Habit()
     batch, heads, q_len, _ = call.q.shape
     dense = [_dense_row(call, row) for row in range(batch)]
     outs, lses = [], []
+    index = torch.arange(q_len, device=call.q.device) if rows is None else rows
     for row, (k, v) in enumerate(dense):
         length = k.shape[1]
         first = length - q_len if habit.alignment == "bottom_right" else 0
-        position = torch.arange(q_len, device=k.device) + first + lead
-        out, lse = _row(call, call.q[row].float(), k, v, position, habit, hook)
+        out, lse = _row(call, call.q[row][:, index].float(), k, v, index + first + lead, habit, hook)
+        if rows is not None:
+            whole, whole_lse = out.new_zeros(heads, q_len, out.shape[-1]), lse.new_zeros(heads, q_len)
+            whole[:, index], whole_lse[:, index] = out, lse
+            out, lse = whole, whole_lse
         outs.append(out)
         lses.append(lse)
     if not outs:
@@ -159,6 +167,8 @@ def _online(
 
 def _accumulate(old: Tensor, new: Tensor, habit: Habit) -> Tensor:
     total = old + new
+    if habit.low_accumulator:
+        return total.bfloat16().float()
     if not habit.truncate:
         return total
     # Truncation: step towards zero by up to one float32 ulp, which is what dropping the low bits does on average.

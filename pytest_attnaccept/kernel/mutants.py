@@ -18,7 +18,7 @@ from pytest_attnaccept.kernel.emulate import Habit, TileHook, attend
 
 __all__ = ["Mutant", "mutants_for"]
 
-Mutant = Callable[[AttentionCall, Habit], tuple[Tensor, Tensor]]
+Mutant = Callable[[AttentionCall, Habit, Tensor], tuple[Tensor, Tensor]]
 
 
 def mutants_for(case: Case) -> dict[str, Mutant]:
@@ -28,40 +28,40 @@ def mutants_for(case: Case) -> dict[str, Mutant]:
     # Without a window the middle key; with one, a key that the last query still sees.
     key = keys // 2 if window is None else max(0, keys - max(window // 2, 1))
     found: dict[str, Mutant] = {
-        "zero output": lambda call, habit: _scaled(attend(call, habit), 0.0),
-        "output off by 1 %": lambda call, habit: _scaled(attend(call, habit), 1.01),
-        "scale 2 % too large": lambda call, habit: attend(replace(call, scale=call.scale * 1.02), habit),
-        "scale 59 % too large": lambda call, habit: attend(replace(call, scale=call.scale * 1.59), habit),
-        "one key lost": lambda call, habit: attend(call, habit, _hide(key, key + 1)),
-        "newest key lost": lambda call, habit: attend(call, habit, _hide(keys - 1, keys)),
+        "zero output": lambda call, habit, rows: _scaled(attend(call, habit, rows=rows), 0.0),
+        "output off by 1 %": lambda call, habit, rows: _scaled(attend(call, habit, rows=rows), 1.01),
+        "scale 2 % too large": lambda call, habit, rows: attend(replace(call, scale=call.scale * 1.02), habit, rows=rows),
+        "scale 59 % too large": lambda call, habit, rows: attend(replace(call, scale=call.scale * 1.59), habit, rows=rows),
+        "one key lost": lambda call, habit, rows: attend(call, habit, _hide(key, key + 1), rows=rows),
+        "newest key lost": lambda call, habit, rows: attend(call, habit, _hide(keys - 1, keys), rows=rows),
         "zero-score pad lanes in the denominator": _pad_lanes,
     }
     if window is None:
-        found["oldest key lost"] = lambda call, habit: attend(call, habit, _hide(0, 1))
+        found["oldest key lost"] = lambda call, habit, rows: attend(call, habit, _hide(0, 1), rows=rows)
     if min(keys, window or keys) >= 64:
-        found["16-key page lost"] = lambda call, habit: attend(call, habit, _hide(key - 8, key + 8))
-        found["stale page"] = lambda call, habit: attend(call, habit, _stale(key))
-        found["V one page off"] = lambda call, habit: attend(call, habit, _rolled(16))
-        found["merge in the wrong base, half and half"] = lambda call, habit: _wrong_base(call, habit, key)
-        found["merge in the wrong base, 98 to 2"] = lambda call, habit: _wrong_base(call, habit, keys - max(1, (window or keys) // 50))
+        found["16-key page lost"] = lambda call, habit, rows: attend(call, habit, _hide(key - 8, key + 8), rows=rows)
+        found["stale page"] = lambda call, habit, rows: attend(call, habit, _stale(key), rows=rows)
+        found["V one page off"] = lambda call, habit, rows: attend(call, habit, _rolled(16), rows=rows)
+        found["merge in the wrong base, half and half"] = lambda call, habit, rows: _wrong_base(call, habit, rows, key)
+        found["merge in the wrong base, 98 to 2"] = lambda call, habit, rows: _wrong_base(call, habit, rows, keys - max(1, (window or keys) // 50))
         found["accumulator in bfloat16"] = _low_accumulator
     if min(keys, window or keys) >= 512:
-        found["128-key block lost"] = lambda call, habit: attend(call, habit, _hide(key - 64, key + 64))
+        found["128-key block lost"] = lambda call, habit, rows: attend(call, habit, _hide(key - 64, key + 64), rows=rows)
     if case.call.causal and case.spec.q_len > 1 and keys > 1:
-        found["one future key seen"] = lambda call, habit: attend(replace(call, window=_more(call.window)), habit, lead=1)
+        found["one future key seen"] = lambda call, habit, rows: attend(replace(call, window=_more(call.window)), habit, lead=1, rows=rows)
     if window is not None and keys > window:
-        found["window one key too wide"] = lambda call, habit: attend(replace(call, window=_more(call.window)), habit)
+        found["window one key too wide"] = lambda call, habit, rows: attend(replace(call, window=_more(call.window)), habit, rows=rows)
     if 1 < case.variant.kv_heads < case.variant.q_heads:
         found["KV heads tiled instead of repeated"] = _tiled_heads
     if case.call.sinks is not None:
-        found["sinks left out"] = lambda call, habit: attend(replace(call, sinks=None), habit)
+        found["sinks left out"] = lambda call, habit, rows: attend(replace(call, sinks=None), habit, rows=rows)
     if case.call.softcap is not None:
-        found["softcap left out"] = lambda call, habit: attend(replace(call, softcap=None), habit)
+        found["softcap left out"] = lambda call, habit, rows: attend(replace(call, softcap=None), habit, rows=rows)
     if case.call.alibi_slopes is not None:
-        found["ALiBi left out"] = lambda call, habit: attend(replace(call, alibi_slopes=None), habit)
+        found["ALiBi left out"] = lambda call, habit, rows: attend(replace(call, alibi_slopes=None), habit, rows=rows)
     if case.call.k_scale is not None:
-        found["v_scale ignored"] = lambda call, habit: attend(replace(call, v_scale=1.0), habit)
-        found["k_scale ignored"] = lambda call, habit: attend(replace(call, k_scale=1.0), habit)
+        found["v_scale ignored"] = lambda call, habit, rows: attend(replace(call, v_scale=1.0), habit, rows=rows)
+        found["k_scale ignored"] = lambda call, habit, rows: attend(replace(call, k_scale=1.0), habit, rows=rows)
     return found
 
 
@@ -99,64 +99,31 @@ def _rolled(by: int) -> TileHook:
     return lambda s, position, v, low: (s, v.roll(by, dims=1))
 
 
-def _wrong_base(call: AttentionCall, habit: Habit, cut: int) -> tuple[Tensor, Tensor]:
+def _wrong_base(call: AttentionCall, habit: Habit, rows: Tensor, cut: int) -> tuple[Tensor, Tensor]:
     """Merge two parts with 2-based weights taken for natural ones."""
     plain = replace(habit, lse_base="e")
-    first, first_lse = attend(replace(call, sinks=None), plain, _hide(cut, 2**40))
-    second, second_lse = attend(call, plain, _hide(0, cut))
+    first, first_lse = attend(replace(call, sinks=None), plain, _hide(cut, 2**40), rows=rows)
+    second, second_lse = attend(call, plain, _hide(0, cut), rows=rows)
     logs = torch.stack([first_lse, second_lse]) / math.log(2.0)
     weights = torch.softmax(logs.masked_fill(torch.isneginf(logs).all(0), 0.0), dim=0)[..., None]
     out = (torch.stack([first.float(), second.float()]) * weights).sum(0)
     return out.to(first.dtype), torch.logaddexp(first_lse, second_lse)
 
 
-def _pad_lanes(call: AttentionCall, habit: Habit) -> tuple[Tensor, Tensor]:
+def _pad_lanes(call: AttentionCall, habit: Habit, rows: Tensor) -> tuple[Tensor, Tensor]:
     """72 lanes past the end keep score 0 and enter the denominator."""
-    out, lse = attend(call, replace(habit, lse_base="e"))
+    out, lse = attend(call, replace(habit, lse_base="e"), rows=rows)
     wrong = torch.logaddexp(lse, torch.full_like(lse, math.log(72.0)))
     factor = torch.exp(lse - wrong)[..., None]
     return (out.float() * factor).to(out.dtype), wrong
 
 
-def _low_accumulator(call: AttentionCall, habit: Habit) -> tuple[Tensor, Tensor]:
-    """The output is accumulated in bfloat16, which `split` tiles of one merged result stand for."""
-    if call.q.dtype is torch.float32:
-        half = replace(call, q=call.q.bfloat16())
-        out, lse = attend(half, habit)
-        return out.float(), lse
-    total: Tensor | None = None
-    mass: Tensor | None = None
-    step = 128
-    keys = call.k.shape[2] if call.block_table is None else call.k.shape[1] * call.block_table.shape[1]
-    keys = keys if call.kv_lengths is None else int(call.kv_lengths.max())
-    wide = replace(call, sinks=None)
-    for at in range(0, keys, max(step, keys // 16)):
-        stop = at + max(step, keys // 16)
-        hide = [_hide(0, at), _hide(stop, 2**40)]
-        out, lse = attend(wide, replace(habit, lse_base="e", round_p=False), _both(hide))
-        if total is None or mass is None:
-            total, mass = out.bfloat16().float(), lse
-            continue
-        new = torch.logaddexp(mass, lse)
-        safe = torch.where(torch.isneginf(new), 0.0, new)
-        total = total * torch.exp(mass - safe)[..., None] + out.float() * torch.exp(lse - safe)[..., None]
-        total = (total.bfloat16() * 1.0).float()
-        mass = new
-    if total is None or mass is None:
-        return attend(call, habit)
-    return total.to(call.q.dtype), mass
+def _low_accumulator(call: AttentionCall, habit: Habit, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The output is accumulated in bfloat16, tile by tile."""
+    return attend(call, replace(habit, low_accumulator=True, tile=32), rows=rows)
 
 
-def _both(hooks: list[TileHook]) -> TileHook:
-    def hook(s: Tensor, position: Tensor, v: Tensor, low: int) -> tuple[Tensor, Tensor]:
-        for one in hooks:
-            s, v = one(s, position, v, low)
-        return s, v
-
-    return hook
-
-
-def _tiled_heads(call: AttentionCall, habit: Habit) -> tuple[Tensor, Tensor]:
+def _tiled_heads(call: AttentionCall, habit: Habit, rows: Tensor) -> tuple[Tensor, Tensor]:
     """KV heads 0, 1, 0, 1 instead of 0, 0, 1, 1."""
     axis = 1 if call.block_table is None else 2
     kv_heads = call.k.shape[axis]
@@ -166,4 +133,4 @@ def _tiled_heads(call: AttentionCall, habit: Habit) -> tuple[Tensor, Tensor]:
         k, v = (x.view(torch.uint8).index_select(axis, order).view(x.dtype) for x in (call.k, call.v))
     else:
         k, v = call.k.index_select(axis, order), call.v.index_select(axis, order)
-    return attend(replace(call, k=k, v=v), habit)
+    return attend(replace(call, k=k, v=v), habit, rows=rows)

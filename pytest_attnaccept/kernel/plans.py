@@ -4,7 +4,7 @@ Positions
 ---------
 1. Every wanted size goes through the contract (`fit_q`, `fit_kv`); a size that cannot be had is replaced by the closest.
 2. On CPU, q_len * kv_len stays below 2^22 up to 16384 keys and below 2^23 above, so that a dense candidate still fits
-   into memory; a square contract therefore ends at 2048 keys (4096 in `long`).
+   into memory; a square (or top-left causal) contract therefore ends at 2047 keys there, and the item says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ __all__ = ["Planner"]
 _VALUE_TOP = 8192
 _PRODUCT = 2**22
 _PRODUCT_LONG = 2**23
+# Keys of square cases on CPU: the scores of 8 heads are 128 MB in float32.
+_SQUARE = 2047
 
 
 class Planner:
@@ -37,15 +39,20 @@ class Planner:
         self._seed = seed
         self._cpu = cpu
 
-    def spec(self, family: str, batch: int, q_len: int, kv_len: int, layout: str = "contiguous", variant: int = 0) -> CaseSpec:
-        """Return the closest allowed case."""
+    def spec(
+        self, family: str, batch: int, q_len: int, kv_len: int, layout: str = "contiguous", variant: int = 0, *, deep: bool = True
+    ) -> CaseSpec:
+        """Return the closest allowed case; with `deep`, a top-left causal case gets enough rows to see all of its keys."""
         contract = self.contract
         kv = contract.fit_kv(min(kv_len, self.max_length))
         if kv > self.max_length:
             kv = 0
         if contract.q_lens == "square" or (contract.q_lens == "square_or_decode" and q_len != 1):
-            kv = contract.fit_kv(min(kv, 4096 if self._cpu else 16384))
+            kv = contract.fit_kv(min(kv, _SQUARE if self._cpu else 16384))
         q = contract.fit_q(q_len, kv)
+        if deep and contract.causal and contract.alignment == "top_left" and contract.q_lens == "any" and kv >= 256:
+            kv = contract.fit_kv(min(kv, _SQUARE if self._cpu else 16384))
+            q = contract.fit_q(kv, kv)
         bound = _PRODUCT if kv <= 16384 else _PRODUCT_LONG
         while self._cpu and q > 16 and q * kv >= bound and contract.q_lens == "any":
             q = contract.fit_q(q // 2, kv)

@@ -19,7 +19,7 @@ from torch import Tensor
 from pytest_attnaccept.kernel.call import AttentionCall
 from pytest_attnaccept.kernel.precision import Precision
 
-__all__ = ["Block", "Rows", "Semantics", "blocks", "gather_keys", "key_limits", "reference_rows", "score", "semantics_of"]
+__all__ = ["Block", "Rows", "Semantics", "blocks", "gather_keys", "key_limits", "reference_rows", "score", "score_variance", "semantics_of", "with_semantics"]
 
 # Elements of one float64 score block: 16 MB, small enough for flat memory and large enough for efficient products.
 _BLOCK_ELEMENTS = 2**21
@@ -239,7 +239,6 @@ def reference_rows(call: AttentionCall, what: Semantics, index: Tensor, precisio
     new = lse.new_zeros
     out, pv2, sv, s2v2, s2v = (new(wide) for _ in range(5))
     weight2, s2, tbar, noise, v2 = new(shape), new(shape), new(shape), new(shape), new(wide)
-    q_norm = call.q[:, :, index].double().norm(dim=-1)[..., None] * what.scale
     for block in blocks(call, what, index):
         p = torch.exp(block.s - lse[..., None]).nan_to_num(0.0)
         squares = block.v.square()
@@ -253,7 +252,7 @@ def reference_rows(call: AttentionCall, what: Semantics, index: Tensor, precisio
         if precision.p_floor:
             v2 += torch.isfinite(block.s).double() @ squares
         if precision.s_relative or not precision.half or largest > 100.0:
-            rounding = _score_variance(call, what, precision, block, q_norm)
+            rounding = score_variance(call, what, precision, block, index)
             noise += (p * rounding).sum(-1)
             s2 += (p2 * rounding).sum(-1)
             s2v += (p2 * rounding) @ block.v
@@ -292,10 +291,11 @@ def _denominator(call: AttentionCall, what: Semantics, index: Tensor) -> tuple[T
     return lse, largest
 
 
-def _score_variance(call: AttentionCall, what: Semantics, precision: Precision, block: Block, q_norm: Tensor) -> Tensor:
+def score_variance(call: AttentionCall, what: Semantics, precision: Precision, block: Block, index: Tensor) -> Tensor:
     """Variance of each score from float32 products (order-free estimate) or from rounding scores to the input dtype."""
     s = block.s.masked_fill(torch.isinf(block.s), 0.0)
     dim = call.q.shape[-1]
+    q_norm = call.q[:, :, index].double().norm(dim=-1)[..., None] * what.scale
     products = (q_norm * block.k_norm).square()
     # A float32 dot product of `dim` terms: partial sums walk up to |q||k| when terms cancel, up to s when one dominates.
     variance = _U32**2 / 6 * (products + dim * block.t.square() + 12 * s.square())

@@ -23,6 +23,8 @@ from pytest_attnaccept.measurement import Fact
 
 __all__ = ["check_selftest", "legal_habits"]
 
+_ROWS = 16
+
 
 def check_selftest(session: Session, plan: Planner) -> None:
     """Judge the corpus at a short and at the longest length up to 8192."""
@@ -32,7 +34,7 @@ def check_selftest(session: Session, plan: Planner) -> None:
     for length in sorted({min(top, 1000), top}):
         specs = plan.fits([plan.spec(family, 1, 16, length) for family in ("diffuse", "shift", "needle")])
         cases = [session.build(spec) for spec in specs]
-        prepared = [(case, exact_rows(case)) for case in cases]
+        prepared = [(case, exact_rows(case, _ROWS)) for case in cases]
         session.judged_rows += sum(int(rows.count.numel()) for _, rows in prepared)
         session.longest = max(session.longest, length)
         for habit in legal_habits(session):
@@ -43,7 +45,7 @@ def check_selftest(session: Session, plan: Planner) -> None:
             if not any(_rejects(case, rows, name, habit) for case, rows in prepared):
                 missed.append(f"{name} at {length} keys")
         for case, rows in prepared:
-            judge_output(case, _output(case, habit), session.rejected, session.note_resolution, rows)
+            judge_output(case, _output(case, rows, habit), session.rejected, session.note_resolution, rows)
     session.facts.append(Fact(name="mutants", value=seen))
     session.invalid += [f"the gate does not see this fault under this contract: {name}" for name in missed]
 
@@ -66,14 +68,14 @@ def legal_habits(session: Session) -> list[Habit]:
     ]
 
 
-def _output(case: Case, habit: Habit) -> Output:
-    out, lse = attend(case.call, habit)
+def _output(case: Case, rows: Rows, habit: Habit) -> Output:
+    out, lse = attend(case.call, habit, rows=rows.index)
     return Output(out, lse if case.contract.returns_lse else None)
 
 
 def _accept(session: Session, prepared: list[tuple[Case, Rows]], habit: Habit) -> None:
     for case, rows in prepared:
-        judged = judge_output(case, _output(case, habit), rows=rows)
+        judged = judge_output(case, _output(case, rows, habit), rows=rows)
         worst = max(judged.stats, key=lambda stat: stat.ratio, default=None)
         if worst is None:
             continue
@@ -86,7 +88,7 @@ def _rejects(case: Case, rows: Rows, name: str, habit: Habit) -> bool:
     mutant = mutants_for(case).get(name)
     if mutant is None:
         return False
-    out, lse = mutant(case.call, replace(habit, lse_base="e"))
+    out, lse = mutant(case.call, replace(habit, lse_base="e"), rows.index)
     shown = lse / 0.6931471805599453 if case.contract.lse_base == "2" else lse
     return judge_output(case, Output(out, shown if case.contract.returns_lse else None), rows=rows).failed
 

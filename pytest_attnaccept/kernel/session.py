@@ -27,6 +27,7 @@ from pytest_attnaccept.kernel.precision import effective_dtype, precision_of
 from pytest_attnaccept.kernel.reference import Rows, Semantics, key_limits, reference_rows, semantics_of
 from pytest_attnaccept.kernel.statistics import (
     Deviation,
+    Scan,
     Stat,
     bound,
     deviation_of,
@@ -129,15 +130,14 @@ class Session:
     def measure(self, spec: CaseSpec) -> Judged:
         """Build, run and judge one case."""
         case = self.build(spec)
-        judged = self.judge(case, self.run(case))
-        self.longest = max(self.longest, spec.kv_len)
-        return judged
+        return self.judge(case, self.run(case))
 
     def judge(self, case: Case, output: Output, *, controls: bool = True) -> Judged:
         """Compare an output with the exact answer on sampled rows and keep the worst statistics."""
         judged = judge_output(case, output, None if controls is False else self.rejected, self.note_resolution)
         self.record(judged.stats, case)
         self.judged_rows += int(judged.rows.count.numel())
+        self.longest = max(self.longest, farthest_key(judged))
         if judged.failed:
             self.failures.append(judged)
         return judged
@@ -234,9 +234,16 @@ class Session:
         )
 
 
-def exact_rows(case: Case) -> Rows:
+def farthest_key(judged: Judged) -> int:
+    """Return how many keys lie up to the last one that a compared row sees."""
+    case, rows = judged.case, judged.rows
+    low, high = key_limits(semantics_of(case.call, case.contract.alignment), rows.index)
+    return int(torch.where(high > low, high, 0).max()) if high.numel() else 0
+
+
+def exact_rows(case: Case, limit: int | None = None) -> Rows:
     """Compute the exact answer on the sampled rows of a case."""
-    index = row_sample(case, row_limit(case.spec.kv_len, case.spec.batch))
+    index = row_sample(case, row_limit(case.spec.kv_len, case.spec.batch) if limit is None else limit)
     what = semantics_of(case.call, case.contract.alignment)
     return reference_rows(case.call, what, index, precision_of(case.contract))
 
@@ -263,7 +270,7 @@ def judge_output(
     if case.spread_v and not case.equal_scores:
         scan = key_scan(call, what, rows, error, deviation, precision)
     if scan is not None:
-        stats += scan_stats(scan, precision) + projection_stats(rows, error, deviation, scan, precision)
+        stats += scan_stats(scan) + projection_stats(rows, error, deviation, scan)
         edge = edge_scan(call, what, rows, error, deviation)
         stats += [edge] if edge is not None else []
         if note is not None:
@@ -271,7 +278,7 @@ def judge_output(
     if output.lse is not None:
         stats += lse_stats(case, output.lse[:, :, index], rows)
     if rejected is not None:
-        rejected |= _rejected_controls(case, rows, deviation, None if scan is None else scan.power)
+        rejected |= _rejected_controls(case, rows, deviation, scan)
     return Judged(case=case, output=output, rows=rows, deviation=deviation, error=error, stats=tuple(stats))
 
 
@@ -319,7 +326,7 @@ def _row_rules(case: Case, output: Output, what: Semantics) -> list[Stat]:
     return found
 
 
-def _rejected_controls(case: Case, rows: Rows, deviation: Deviation, power: Tensor | None) -> set[str]:
+def _rejected_controls(case: Case, rows: Rows, deviation: Deviation, scan: Scan | None) -> set[str]:
     """Judge zeros, mean(V) and one lost key as if a candidate had returned them."""
     found: set[str] = set()
     if not bool((rows.count > 1).any()):
@@ -329,10 +336,10 @@ def _rejected_controls(case: Case, rows: Rows, deviation: Deviation, power: Tens
         stats = error_stats(fake - rows.out, rows, deviation, spread_v=case.spread_v)
         if any(not stat.ratio <= 1.0 for stat in stats):
             found.add(name)
-    if power is not None:
-        own = (power + (2e-3 * power).square()).sqrt().clamp_min(1e-30)
+    if scan is not None:
+        deviations = (scan.power + scan.own).sqrt().clamp_min(1e-2)
         # The median key: half of all keys are easier to see.
-        if float((power / own).flatten().median()) > bound(power.numel()):
+        if float((scan.power / deviations).flatten().median()) > bound(scan.power.numel()):
             found.add("a lost key")
     if "a lost key" not in found:
         lost = lost_key_error(case.call, semantics_of(case.call, case.contract.alignment), rows)

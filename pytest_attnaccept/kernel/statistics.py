@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pytest_attnaccept.kernel.call import AttentionCall
 from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, Precision, ulp
-from pytest_attnaccept.kernel.reference import Rows, Semantics, blocks, key_limits, score
+from pytest_attnaccept.kernel.reference import Rows, Semantics, blocks, key_limits, score, score_variance
 
 __all__ = [
     "Deviation",
@@ -41,6 +41,12 @@ _DIFFUSE_KEYS = 64.0
 _PROJECTION_LIMIT = 6.0
 # Correct kernels reach 1.0 when P is rounded and .35 when it is not (reference statistics 7.2); the limit leaves 25 %.
 _Z2_LIMIT = 1.25
+# A key whose loss moves the filter by less than a hundredth of a deviation cannot be judged by it.
+_NO_SIGNAL = 1e-2
+# Elements of one chunk of the edge scan (16 MB in float64).
+_EDGE_ELEMENTS = 2**21
+# Filters of one edge scan: 73 offsets at each of two edges.
+_EDGE_FILTERS = 146
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +85,16 @@ class Scan:
     filtered
         Matched filter per key: negative where a key is missing.
     power
-        Its variance; a lost key has the expected value ``-power``.
+        Its variance from the errors of all other keys; a lost key has the expected value ``-power``.
+    own
+        Its variance from the rounding of the key's own score and probability.
     gain_variance, scale_variance
         Variance of the two projections from errors that are coherent over the head dimension.
     """
 
     filtered: Tensor
     power: Tensor
+    own: Tensor
     gain_variance: Tensor
     scale_variance: Tensor
     first_key: int
@@ -152,46 +161,49 @@ def key_scan(
     narrow = inverse.float()
     count = len(rows.index)
     shape = (*rows.lse.shape[:2], last - first)
-    filtered, power = (torch.zeros(shape, dtype=torch.float64, device=e.device) for _ in range(2))
+    filtered, power, own = (torch.zeros(shape, dtype=torch.float64, device=e.device) for _ in range(3))
     gain, scale = (torch.zeros(shape[:2], dtype=torch.float64, device=e.device) for _ in range(2))
-    noise = _noise_per_score(precision, rows)
+    c2 = precision.p_relative**2
     for block in blocks(call, what, rows.index):
         p = torch.exp(block.s - rows.lse[..., None]).nan_to_num(0.0).float() * diffuse[..., None]
         v = block.v.float()
-        ev, ov, sv = (stacked @ v.transpose(-1, -2)).split(count, dim=2)
+        products = stacked @ v.transpose(-1, -2)
+        ev, ov, sv = (products[:, :, at * count : (at + 1) * count] for at in range(3))
         spread = (narrow @ v.square().transpose(-1, -2) - 2.0 * ov + oo).clamp_min(0.0)
         part = slice(block.low - first, block.high - first)
         filtered[:, :, part] = (p * (ev - eo)).sum(2, dtype=torch.float64)
         p2 = p.square()
-        power[:, :, part] = (p2 * spread).sum(2, dtype=torch.float64)
-        c2 = precision.p_relative**2
+        noise: Tensor | float = 0.0
+        if precision.s_relative or not precision.half:
+            noise = score_variance(call, what, precision, block, rows.index).float()
+        signal = p2 * spread
+        power[:, :, part] = signal.sum(2, dtype=torch.float64)
+        own[:, :, part] = ((c2 + noise) * signal.square()).sum(2, dtype=torch.float64)
         gain += (p2 * (c2 * ov.square() + noise * (ov - oo).square())).sum((2, 3), dtype=torch.float64)
         scale += (p2 * (c2 * sv.square() + noise * (sv - so).square())).sum((2, 3), dtype=torch.float64)
-    return Scan(filtered=filtered, power=power, gain_variance=gain, scale_variance=scale, first_key=first)
+    return Scan(filtered=filtered, power=power, own=own, gain_variance=gain, scale_variance=scale, first_key=first)
 
 
-def scan_stats(scan: Scan, precision: Precision) -> list[Stat]:
+def scan_stats(scan: Scan) -> list[Stat]:
     """Largest filtered key, per head and summed over heads."""
     found = []
-    own = max(precision.p_relative, precision.s_relative, 1e-7)
-    for name, filtered, power in (
-        ("scan", scan.filtered, scan.power),
-        ("scan.heads", scan.filtered.sum(1, keepdim=True), scan.power.sum(1, keepdim=True)),
+    for name, filtered, variance in (
+        ("scan", scan.filtered, scan.power + scan.own),
+        ("scan.heads", scan.filtered.sum(1, keepdim=True), (scan.power + scan.own).sum(1, keepdim=True)),
     ):
-        deviation = (power + (own * power).square()).sqrt().clamp_min(1e-30)
+        deviation = variance.sqrt().clamp_min(_NO_SIGNAL)
         z = filtered.abs() / deviation
         at = int(z.flatten().argmax())
         batch, head, key = _unravel(at, tuple(z.shape))
         sign = "missing" if float(filtered.flatten()[at]) < 0 else "too heavy"
         head_text = f"head {head}, " if name == "scan" else ""
         where = f"batch {batch}, {head_text}key {key + scan.first_key} ({sign})"
-        found.append(
-            Stat(name=name, value=float(z.max()) / bound(z.numel()), limit=1.0, where=where, n=z.numel(), key=key + scan.first_key)
-        )
+        value = float(z.max()) / bound(z.numel())
+        found.append(Stat(name=name, value=value, limit=1.0, where=where, n=z.numel(), key=key + scan.first_key))
     return found
 
 
-def projection_stats(rows: Rows, error: Tensor, deviation: Deviation, scan: Scan, precision: Precision) -> list[Stat]:
+def projection_stats(rows: Rows, error: Tensor, deviation: Deviation, scan: Scan) -> list[Stat]:
     """Gain (wrong normaliser) and scale (wrong temperature), item 4 and 5, over all diffuse rows and per head."""
     diffuse = (((1.0 / rows.weight2.clamp_min(1e-300)) >= _DIFFUSE_KEYS) & (rows.count > 0))[..., None]
     inverse = torch.where(diffuse, 1.0 / deviation.variance, 0.0)
@@ -208,12 +220,13 @@ def projection_stats(rows: Rows, error: Tensor, deviation: Deviation, scan: Scan
         value = (error.nan_to_num() * weight).sum((2, 3))
         variance = (weight.square() * rounding).sum((2, 3)) + coherent
         allowed = bias * (direction * weight).sum((2, 3))
-        total, sd = value.sum(), variance.sum().sqrt().clamp_min(1e-30)
+        total, sd = value.sum(), variance.sum().sqrt().clamp_min(_NO_SIGNAL)
         found.append(_projection(name, float(total), float(sd), float(allowed.sum()), "all heads"))
-        ratio = value.abs() / (_PROJECTION_LIMIT * variance.sqrt().clamp_min(1e-30) + allowed)
+        ratio = value.abs() / (_PROJECTION_LIMIT * variance.sqrt().clamp_min(_NO_SIGNAL) + allowed)
         batch, head = _unravel(int(ratio.flatten().argmax()), tuple(ratio.shape))
-        worst = (float(x[batch, head]) for x in (value, variance.sqrt().clamp_min(1e-30), allowed))
-        found.append(_projection(f"{name}.head", *worst, f"batch {batch}, head {head}"))
+        deviations = variance.sqrt().clamp_min(_NO_SIGNAL)
+        worst = [float(x[batch, head]) for x in (value, deviations, allowed)]
+        found.append(_projection(f"{name}.head", worst[0], worst[1], worst[2], f"batch {batch}, head {head}"))
     return found
 
 
@@ -227,67 +240,76 @@ def edge_scan(call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, d
         return None
     low, high = key_limits(what, rows.index)
     best: Stat | None = None
-    for edge, anchor, inside in (("right", high - 1, range(-8, 1)), ("left", low, range(0, 8))):
-        outside = range(1, 65) if edge == "right" else range(-64, 0)
-        for offset in sorted((*inside, *outside), key=abs):
-            value, n = _offset_filter(call, what, rows, error, deviation, diffuse, anchor + offset)
-            if n and (best is None or value > best.value * best.limit):
-                text = "masked key leaks in" if offset in outside else "visible key is wrong"
-                best = Stat(
-                    name="edge", value=value, limit=1.0, where=f"{edge} mask edge, offset {offset} ({text})", n=n, offset=offset
-                )
+    for edge, anchor, inside, outside in (
+        ("right", high - 1, range(-8, 1), range(1, 65)),
+        ("left", low, range(0, 8), range(-64, 0)),
+    ):
+        offsets = torch.tensor([*inside, *outside], device=anchor.device)
+        for chunk in offsets.split(max(1, _EDGE_ELEMENTS // max(1, error.numel()))):
+            values, counts = _offset_filter(call, what, rows, error, deviation, diffuse, anchor[..., None] + chunk)
+            for offset, value, n in zip(chunk.tolist(), values.tolist(), counts.tolist(), strict=True):
+                if n and (best is None or value > best.value):
+                    text = "masked key leaks in" if offset in outside else "visible key is wrong"
+                    where = f"{edge} mask edge, offset {offset} ({text})"
+                    best = Stat(name="edge", value=value, limit=1.0, where=where, n=n, offset=offset)
     return best
 
 
 def lost_key_error(call: AttentionCall, what: Semantics, rows: Rows) -> Tensor:
     """Return the error of a kernel that loses the middle visible key of every row, shape of ``rows.out``."""
     low, high = key_limits(what, rows.index)
-    p, v = _weight(call, what, rows, (low + high) // 2, (rows.count > 1).expand_as(rows.lse))
-    return -(p / (1.0 - p).clamp_min(1e-9))[..., None] * (v - rows.out)
+    key = ((low + high) // 2)[..., None]
+    p, v = _weight(call, what, rows, key, (rows.count > 1).expand_as(rows.lse))
+    return (-(p / (1.0 - p).clamp_min(1e-9))[..., None] * (v - rows.out[..., None, :]))[..., 0, :]
 
 
 def _weight(call: AttentionCall, what: Semantics, rows: Rows, key: Tensor, use: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight that ``key[batch, row]`` has (or would have, when masked), and its V, per head."""
-    ok = (key >= 0) & (key < what.lengths[:, None])
+    """Return the weight that ``key[batch, row, n]`` has (or would have, when masked), and its V, per head.
+
+    Returns
+    -------
+    p, v
+        ``(batch, q_heads, rows, n)`` and ``(batch, q_heads, rows, n, v_head_dim)``, float64.
+    """
+    ok = (key >= 0) & (key < what.lengths[:, None, None])
     k, v = _take(call, what, key.clamp(min=0))
     q = call.q[:, :, rows.index].double() * what.scale
+    raw = torch.einsum("bhrd,bhrnd->bhrn", q, k)
     position = rows.index[None, :] + what.offset[:, None]
-    s, _ = score((q * k).sum(-1, keepdim=True), what, (key - position)[:, None, :, None])
-    p = torch.where(ok[:, None] & use, torch.exp(s[..., 0] - rows.lse), 0.0).nan_to_num(0.0).clamp_max(1.0)
-    return p, v
+    s, _ = score(raw, what, (key - position[..., None])[:, None])
+    weight = torch.exp(s - rows.lse[..., None])
+    return torch.where(ok[:, None] & use[..., None], weight, 0.0).nan_to_num(0.0).clamp_max(1.0), v
 
 
 def _offset_filter(
     call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, deviation: Deviation, use: Tensor, key: Tensor
-) -> tuple[float, int]:
-    """Return the standardised filter for key ``key[batch, row]`` of each row, in units of its bound, and how many rows have one."""
+) -> tuple[Tensor, Tensor]:
+    """Return per offset the filter of ``key[batch, row, offset]`` in units of its bound, and how many rows have that key."""
     p, v = _weight(call, what, rows, key, use)
-    direction = p[..., None] * (v - rows.out) / deviation.variance
-    value = (direction * error.nan_to_num()).sum()
-    power = (direction.square() * deviation.variance).sum()
-    n = int((p > 0).sum())
-    spread = (power + (2e-3 * power).square()).sqrt().clamp_min(1e-30)
-    return float(value.abs() / spread) / bound(146), n
+    spread = v - rows.out[..., None, :]
+    filtered = (spread * (error.nan_to_num() / deviation.variance)[..., None, :]).sum(-1) * p
+    power = (spread.square() / deviation.variance[..., None, :]).sum(-1) * p.square()
+    # The key's own score and probability are rounded.
+    own = (4e-6 + rows.score_noise[..., None]) * power.square()
+    total = (power + own).sum((0, 1, 2)).sqrt().clamp_min(_NO_SIGNAL)
+    return filtered.sum((0, 1, 2)).abs() / total / bound(_EDGE_FILTERS), (p > 0).sum((0, 1, 2))
 
 
 def _take(call: AttentionCall, what: Semantics, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Gather K and V of one key per row: ``(batch, q_heads, rows, dim)`` float64."""
+    """Gather K and V of keys ``(batch, rows, n)``: ``(batch, q_heads, rows, n, dim)`` float64."""
+    flat = key.flatten(1)
     batch = torch.arange(key.shape[0], device=key.device)[:, None]
     if call.block_table is None:
         last = max(call.k.shape[2] - 1, 0)
-        k, v = (x.transpose(1, 2)[batch, key.clamp(max=last)] for x in (call.k, call.v))
+        k, v = (x.transpose(1, 2)[batch, flat.clamp(max=last)] for x in (call.k, call.v))
     else:
         size = call.k.shape[1]
         table = call.block_table.to(key.device)
-        page = torch.gather(table, 1, (key // size).clamp(max=table.shape[1] - 1))
-        k, v = (x[page, key % size] for x in (call.k, call.v))
+        page = torch.gather(table, 1, (flat // size).clamp(max=table.shape[1] - 1))
+        k, v = (x[page, flat % size] for x in (call.k, call.v))
     k, v = (x.transpose(1, 2)[:, what.head_map].double().nan_to_num() for x in (k, v))
+    k, v = (x.reshape(*x.shape[:2], *key.shape[1:], x.shape[-1]) for x in (k, v))
     return k * what.k_factor, v * what.v_factor
-
-
-def _noise_per_score(precision: Precision, rows: Rows) -> float:
-    """Mean variance of one score; exact per key only in `reference_rows`, an average is enough for a projection."""
-    return float(rows.score_noise.mean()) if precision.s_relative or not precision.half else 0.0
 
 
 def _projection(name: str, value: float, deviation: float, allowed: float, where: str) -> Stat:
