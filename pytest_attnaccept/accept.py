@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_attnaccept.errors import (
@@ -148,6 +150,23 @@ class Accept:
             return held["session"].fingerprint() if "session" in held else {}
 
         return self._run(Surface.MODEL, candidate, measure, fingerprint)
+
+    def logs(self, baseline: str | Path, candidate: str | Path, *, metric: str | None = None) -> Decision:
+        """Gate two recorded runs of the same items: lm-eval ``samples_*.jsonl`` logs or NLL tables.
+
+        For teams whose engine is reached through lm-eval only. The margin is the limit ``samples``.
+        """
+        __tracebackhide__ = True
+
+        def measure() -> Measured:
+            from pytest_attnaccept.compare import measure_logs
+
+            method = next((e.method for e in self._spec.stack if e.method.acts_on_kv), self._spec.stack[0].method)
+            measured, _ = measure_logs(Path(baseline), Path(candidate), metric=metric, method=method)
+            gates = tuple(replace(g, name=f"samples[{g.name}]") for g in measured.gates)
+            return replace(measured, gates=gates)
+
+        return self._run(Surface.LOGS, None, measure, dict)
 
     def _measured(self, session: Any, params: dict[str, object]) -> Measured:
         """Run a check of a model: retrieval in planned looks, everything else at once."""

@@ -7,7 +7,7 @@ fixtures, marks, ``-k``, ``-m``, ``--lf``, node ids and xdist work as for any te
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,12 +80,13 @@ class AcceptFile(pytest.File):
             stack=cell.stack,
             files=(Path(self.path), cell.baseline, cell.candidate),
             profile=base,
+            limit=cell.limit,
             root=gate.options.root,
         )
 
     def _item(self, cell: SuiteCell | LogCell, spec: ItemSpec, specs: tuple[ItemSpec, ...]) -> AcceptItem:
         item: AcceptItem = AcceptItem.from_parent(
-            self, name=f"{cell.name}[{spec.planned.check}]", callobj=_measure_cell
+            self, name=f"{cell.name}[{spec.planned.check}]", callobj=_callable(cell)
         )
         item.line = cell.line
         item.stash[SPEC], item.stash[SIBLINGS] = spec, specs
@@ -93,6 +94,17 @@ class AcceptFile(pytest.File):
             knobs = {k: v for k, v in entry.knobs.items() if v is not None}
             item.add_marker(getattr(pytest.mark, entry.method.kind.value)(method=entry.method.name, **knobs))
         return item
+
+
+def _callable(cell: SuiteCell | LogCell) -> Callable[[Accept], None]:
+    """Return the test function of a cell."""
+    if isinstance(cell, SuiteCell):
+        return _measure_cell
+
+    def compare_logs(accept: Accept) -> None:
+        accept.logs(cell.baseline, cell.candidate, metric=cell.metric)
+
+    return compare_logs
 
 
 def _measure_cell(accept: Accept) -> None:

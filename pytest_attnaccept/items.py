@@ -13,7 +13,7 @@ from pytest_attnaccept.errors import AttnAcceptError
 from pytest_attnaccept.fingerprint import digest_of, digest_tree, package_versions
 from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.options import Options
-from pytest_attnaccept.profiles import Profile, data_dir, load_profile
+from pytest_attnaccept.profiles import Limit, Profile, data_dir, load_profile
 from pytest_attnaccept.protocol import Requirement, StackEntry, required_depth, stack_kind
 from pytest_attnaccept.sources import digests_of, source_closure
 from pytest_attnaccept.taxonomy import Surface
@@ -109,25 +109,34 @@ def specs_of_test(
 
 
 def spec_of_logs(
-    *, cell: str, stack: Sequence[StackEntry], files: Sequence[Path], profile: Profile, root: Path
+    *, cell: str, stack: Sequence[StackEntry], files: Sequence[Path], profile: Profile, limit: Limit, root: Path
 ) -> tuple[ItemSpec, ...]:
-    """Return the item of a cell that compares recorded logs; this version cannot, so it ends INCOMPLETE, never unseen."""
-    needed = Requirement(check="logs", reason="recorded lm-eval sample logs, paired by document", exists=False)
+    """Return the items of a cell that compares recorded logs; the logs' content is part of the static digest."""
     context = {"base": profile.digest(), "files": digests_of(files, root), "versions": dict(package_versions())}
-    planned = PlannedItem(
-        cell=cell,
-        check=needed.check,
-        kind=stack_kind(stack).value,
-        surface=Surface.MODEL.value,
-        methods=tuple(e.method.name for e in stack),
-        stack=" + ".join(e.label for e in stack),
-        reason=needed.reason,
-        profile=profile.name,
-        exists=needed.exists,
-        static=_static(needed.check, {}, context),
-        context=context,
+    limited = profile.with_overrides(limits={"samples": limit})
+    return tuple(
+        ItemSpec(
+            planned=PlannedItem(
+                cell=cell,
+                check=needed.check,
+                kind=stack_kind(stack).value,
+                surface=Surface.LOGS.value,
+                methods=tuple(e.method.name for e in stack),
+                stack=" + ".join(e.label for e in stack),
+                reason=needed.reason,
+                profile=profile.name,
+                exists=needed.exists,
+                limits={"samples": limit.max},
+                static=_static(needed.check, {}, context),
+                context=context,
+            ),
+            requirement=needed,
+            stack=tuple(stack),
+            surface=Surface.LOGS,
+            profile=limited,
+        )
+        for needed in required_depth(stack, Surface.LOGS, profile, cell)
     )
-    return (ItemSpec(planned=planned, requirement=needed, stack=tuple(stack), surface=Surface.MODEL, profile=profile),)
 
 
 def restated(item: PlannedItem, options: Options, profile: Profile, root: Path) -> PlannedItem:

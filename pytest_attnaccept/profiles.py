@@ -35,7 +35,7 @@ _SURFACES = {
     Surface.DECODER: ("samples",),
 }
 _PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
-LIMIT_NAMES = ("perplexity", "kl", "top1", "needle")
+LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

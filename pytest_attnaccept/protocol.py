@@ -68,6 +68,7 @@ KERNEL = {
     "backward": "gradients, where the contract declares them",
 }
 CACHE = {
+    "edges": "lengths at and around every page and window edge",
     "programs": "random programs of the declared operations against a plain list of tokens",
     "pressure": "a full pool raises MemoryError and changes nothing",
     "fork": "copy on write: both sides diverge after a fork",
@@ -75,6 +76,7 @@ CACHE = {
     "rollback": "truncated positions never come back",
 }
 PREFIX_CACHE = {
+    "edges": "lengths at and around every page and window edge",
     "programs": "insert, match, fetch and evict against a plain dictionary of prefixes",
     "identity": "what differs in the identity is never shared",
     "collisions": "a hash is not a proof: colliding and truncated hashes must not share",
@@ -95,6 +97,9 @@ MODEL_APPROXIMATE = {
     "divergence": "KL and top-1 through the cache: the volume of change, cheap and early",
     "perplexity": "language modelling through the cache, by document",
     "needle": "retrieval with the question after compression: the worst case of a lossy cache",
+}
+LOGS = {
+    "samples": "recorded answers of both sides, paired by document and prompt",
 }
 PERFORMANCE = {
     "ttft": "time to first token against the same engine without the change",
@@ -120,6 +125,7 @@ CHECK_REASONS: Mapping[Surface, Mapping[str, str]] = {
     Surface.PREFIX_CACHE: PREFIX_CACHE,
     Surface.DECODER: DECODER,
     Surface.MODEL: {**MODEL_EXACT, **MODEL_APPROXIMATE},
+    Surface.LOGS: LOGS,
 }
 
 
@@ -140,7 +146,9 @@ def required_depth(
         When the surface cannot show what the kind needs.
     """
     kind = stack_kind(stack)
-    if surface is not Surface.MODEL:
+    if surface is Surface.LOGS:
+        depth = tuple(Requirement(check=c, reason=r) for c, r in LOGS.items())
+    elif surface is not Surface.MODEL:
         if kind is not Kind.EXACT:
             lossy = next(e.method.name for e in stack if e.method.kind is kind)
             raise UsageError(

@@ -45,6 +45,7 @@ class Surface(str, Enum):
     PREFIX_CACHE = "prefix_cache"
     DECODER = "decoder"
     MODEL = "model"
+    LOGS = "logs"
 
 
 class Verdict(str, Enum):

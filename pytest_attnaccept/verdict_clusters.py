@@ -18,15 +18,14 @@ __all__ = ["clustered_metric"]
 
 def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
     """Judge one token mean."""
-    from pytest_attnaccept.stats.clustered import clustered_mean
+    from pytest_attnaccept.stats.clustered import DEFAULT_CAP, clustered_mean
 
     if gate.base_limit is not None and not gate.base_level <= gate.base_limit:
         return _blind(gate, limit)
     ratio = gate.scale == "exp_ratio"
     margin = math.log1p(limit.max) if ratio else limit.max
-    result = clustered_mean(
-        gate.sums, gate.tokens, margin, alpha_pass=alpha_pass, alpha_fail=alpha_fail, **_cap(gate)
-    )
+    cap = DEFAULT_CAP if gate.cap is None else gate.cap
+    result = clustered_mean(gate.sums, gate.tokens, margin, alpha_pass=alpha_pass, alpha_fail=alpha_fail, cap=cap)
     effect, low, high = (_shown(x, ratio=ratio) for x in (result.mean, result.lower, result.upper))
     text = (
         f"{gate.name}: {'increase' if ratio else 'loss'} {effect:+.4f} [{low:+.4f}, {high:+.4f}] against margin {limit.max:g},"
@@ -55,10 +54,6 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
         p_fail=result.p_fail,
         text=text,
     )
-
-
-def _cap(gate: ClusteredSums) -> dict[str, float]:
-    return {} if gate.cap is None else {"cap": gate.cap}
 
 
 def _shown(value: float, *, ratio: bool) -> float:
