@@ -1,0 +1,136 @@
+"""A cache and a prefix cache that are right, and the same with one mistake each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.controls import Control
+from pytest_attnaccept.state.cache import make_cache_contract, measure_cache
+from pytest_attnaccept.state.prefix import make_prefix_contract, measure_prefix_cache
+from pytest_attnaccept.taxonomy import Verdict
+
+__all__ = ["controls"]
+
+
+class ListCache:
+    """One tensor of keys and values per sequence, each sequence with its own copy."""
+
+    def __init__(self) -> None:
+        self._kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def append(self, seq: int, keys: Tensor, values: Tensor) -> None:
+        """Append keys and values (kv_heads, n, head_dim)."""
+        old = self._kv.get(seq)
+        self._kv[seq] = (keys, values) if old is None else (torch.cat([old[0], keys], 1), torch.cat([old[1], values], 1))
+
+    def attend(self, seq: int, queries: Tensor) -> Tensor:
+        """Return causal attention of the last n positions: (q_heads, n, head_dim)."""
+        k, v = (x.double().repeat_interleave(queries.shape[0] // x.shape[0], dim=0) for x in self._kv[seq])
+        scores = queries.double() @ k.transpose(-1, -2) * queries.shape[-1] ** -0.5
+        n, m = scores.shape[-2:]
+        scores = scores.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), float("-inf"))
+        return (torch.softmax(scores, dim=-1) @ v).to(queries.dtype)
+
+    def fork(self, parent: int, child: int) -> None:
+        """Give the child the parent's contents."""
+        self._kv[child] = self._kv[parent]
+
+    def free(self, seq: int) -> None:
+        """Forget a sequence."""
+        del self._kv[seq]
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Forget the positions from `length` on."""
+        k, v = self._kv[seq]
+        self._kv[seq] = (k[:, :length], v[:, :length])
+
+
+class SharesAfterFork(ListCache):
+    """Mistake: what the child appends appears in the parent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alias: dict[int, int] = {}
+
+    def fork(self, parent: int, child: int) -> None:
+        """Point the child at the parent's own storage."""
+        super().fork(parent, child)
+        self._alias[child] = parent
+
+    def append(self, seq: int, keys: Tensor, values: Tensor) -> None:
+        """Append, and write through to the parent."""
+        super().append(seq, keys, values)
+        parent = self._alias.get(seq)
+        if parent in self._kv:
+            super().append(parent, keys, values)
+
+
+class TruncatesOneTooFew(ListCache):
+    """Mistake: a rejected draft leaves one position behind."""
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Keep one position too many."""
+        super().truncate(seq, length + 1)
+
+
+class PrefixStore:
+    """Rows by whole prefix and identity, compared in full."""
+
+    identified = True
+
+    def __init__(self) -> None:
+        self._rows: dict[object, tuple[Tensor, Tensor]] = {}
+
+    def _key(self, tokens: list[int], identity: Mapping[str, Any]) -> object:
+        who = tuple(sorted((k, repr(v)) for k, v in identity.items())) if self.identified else ()
+        return (tuple(tokens), who)
+
+    def match(self, tokens: list[int], identity: Mapping[str, Any]) -> int:
+        """Return the length of the longest stored prefix."""
+        return next((n for n in range(len(tokens), 0, -1) if self._key(tokens[:n], identity) in self._rows), 0)
+
+    def insert(self, tokens: list[int], keys: Tensor, values: Tensor, identity: Mapping[str, Any]) -> None:
+        """Store every prefix of the tokens."""
+        for n in range(1, len(tokens) + 1):
+            self._rows[self._key(tokens[:n], identity)] = (keys[:, :n].clone(), values[:, :n].clone())
+
+    def fetch(self, tokens: list[int], length: int, identity: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the first `length` tokens."""
+        keys, values = self._rows[self._key(tokens[:length], identity)]
+        return keys.clone(), values.clone()
+
+
+class IgnoresIdentity(PrefixStore):
+    """Mistake: equal tokens of another tenant, adapter or image are shared."""
+
+    identified = False
+
+
+def controls(seed: int, device: str) -> Iterator[Control]:
+    """Yield the controls of the surfaces ``cache`` and ``prefix_cache``; they run on the CPU whatever the device."""
+    del device
+    bad, good = frozenset({Verdict.FAIL, Verdict.INVALID}), frozenset({Verdict.PASS})
+    contract = make_cache_contract(
+        q_heads=4, kv_heads=2, head_dim=16, page_size=4, dtype="float32", capacity_tokens=4096,
+        operations=("fork", "free", "truncate"),
+    )  # fmt: skip
+    caches: tuple[tuple[str, str, Callable[[], object], frozenset[Verdict]], ...] = (
+        ("correct cache", "programs", ListCache, good),
+        ("the child writes into the parent", "fork", SharesAfterFork, bad),
+        ("one rejected token stays", "rollback", TruncatesOneTooFew, bad),
+    )
+    for name, check, factory, expected in caches:
+        measure = partial(measure_cache, check, factory, contract, seed=seed, device="cpu", programs=30)
+        yield Control(surface="cache", name=name, check=check, expected=expected, measure=measure)
+    prefix = make_prefix_contract()
+    for name, check, store, expected in (
+        ("correct prefix cache", "identity", PrefixStore, good),
+        ("another tenant's prefix is shared", "identity", IgnoresIdentity, bad),
+    ):
+        run = partial(measure_prefix_cache, check, store, prefix, seed=seed, device="cpu", programs=30)
+        yield Control(surface="prefix_cache", name=name, check=check, expected=expected, measure=run)
