@@ -47,6 +47,8 @@ class Shards:
     def settle(self, plan: Plan, problems: Sequence[str]) -> None:
         """Write the plan as it was judged, which takes the place of the announcement and of the workers' plans."""
         self.write_plan(plan, _FINAL, problems=problems)
+        with suppress(FileNotFoundError):
+            self._plan_path(_ANNOUNCED).unlink()
 
     def write_plan(
         self, plan: Plan, worker: str, *, problems: Sequence[str] = (), usage_errors: Sequence[str] = ()
@@ -73,7 +75,7 @@ class Shards:
         plans know are restated, so that records of files that have changed since are stale.
         """
         problems: list[str] = []
-        plan = _plan_of_run(self.folder, self.run_id, problems) or fallback
+        plan = _plan_of_run(self.folder, self.run_id, problems, finished=True) or fallback
         records = read_records(self.folder, problems) if self.folder.is_dir() else []
         runs = _runs_that_count(self.folder, problems, newest=self.run_id) if self.resume else [self.run_id]
         own = {i.id for i in plan.items}
@@ -143,14 +145,17 @@ def _runs_that_count(place: Path, problems: list[str], newest: str = "") -> list
     return runs
 
 
-def _plan_of_run(folder: Path, run_id: str, problems: list[str]) -> Plan | None:
+def _plan_of_run(folder: Path, run_id: str, problems: list[str], *, finished: bool = False) -> Plan | None:
     """Return what a run required; what its processes complained of is appended to `problems`."""
     final = folder / f"plan.{run_id}.{_FINAL}.json"
     paths = [final] if final.is_file() else sorted(folder.glob(f"plan.{run_id}.*.json"))
     plans = []
     for path in paths:
+        announced = path.name.endswith(f".{_ANNOUNCED}.json")
+        if announced and finished:
+            continue
         problems += [c for key in ("usage_errors", "problems") for c in _texts(path, key) if c not in problems]
-        if path.name.endswith(f".{_ANNOUNCED}.json") and len(paths) > 1:
+        if announced and len(paths) > 1:
             continue
         try:
             plans.append(Plan.from_json(path.read_text(encoding="utf-8"), str(path)))

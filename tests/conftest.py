@@ -1,0 +1,3 @@
+"""Fixtures shared by all tests; `pytester` has to be asked for here, in the top conftest."""
+
+pytest_plugins = ["pytester"]

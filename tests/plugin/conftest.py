@@ -1,0 +1,20 @@
+"""The scripted project as a fixture."""
+
+import pytest
+from scripted import Project
+
+# An in-process pytester run forgets every module that was first imported inside it. What the plugin imports lazily is
+# therefore imported here, once: numpy cannot be loaded twice, and a class imported twice is two classes.
+import pytest_attnaccept.collect
+import pytest_attnaccept.generate
+import pytest_attnaccept.reports.plan
+import pytest_attnaccept.reports.terminal
+import pytest_attnaccept.stats  # noqa: F401
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Return an empty scripted project; options of the outer run do not reach it."""
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    return Project(pytester)
