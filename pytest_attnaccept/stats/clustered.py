@@ -9,8 +9,11 @@ Positions
    the cap) the t bound errs two to three times too often, so the robust mode decides; it needs 100 documents to pass.
 2. Robust mode: the Gaffke bound on document values capped at ``cap``, and beside it the share of documents beyond the
    cap with a binary bound of its own, because the cap hides exactly those.
-3. A sample without any variation has no t interval (its width would be zero): the robust mode decides there too.
-4. A perplexity ratio needs no delta method: bound the mean of the log ratio, then `exp` both ends.
+3. No sample excludes rare documents with unlimited losses. What a PASS assumes is the cap: with G documents a share of
+   3 / G may have been missed, so the t bound passes only where documents at the cap (or ten margins) could not hide the
+   margin there: at least 29 of them for a margin of 1 % and the default cap.
+4. A sample without any variation has no t interval (its width would be zero): the robust mode decides there too.
+5. A perplexity ratio needs no delta method: bound the mean of the log ratio, then `exp` both ends.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from scipy import stats as distributions
 
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.stats.decision import DEFAULT_ALPHA, decide, require_alpha
+from pytest_attnaccept.stats.floors import items_for_any_pass
 from pytest_attnaccept.stats.gaffke import difference_cdf, difference_sf, weighted_mean_tail
 from pytest_attnaccept.stats.roots import bound
 from pytest_attnaccept.taxonomy import Verdict
@@ -51,6 +55,9 @@ MAX_SKEWNESS = 1.0
 DEFAULT_CAP = 0.1
 """Cap of one document's loss in nats per token in the robust mode (reference: statistics 1.4: 0.05 to 0.1)."""
 
+HIDDEN_MARGINS = 10
+"""A document may lose this many margins (or the cap, if that is less) without being able to hide the margin."""
+
 BEYOND_LIMIT = 0.05
 """Largest share of documents beyond the cap that may pass (a twentieth: what the t bound was seen to overlook)."""
 
@@ -72,7 +79,7 @@ class ClusteredResult:
     skewness
         Sample skewness of the document means.
     beyond, beyond_upper
-        Documents above the cap, and the upper bound of their share; nan without a cap.
+        Documents above the cap, and the upper bound of their share.
     """
 
     verdict: Verdict
@@ -121,7 +128,7 @@ def clustered_mean(
     beyond_limit : float
         Largest tolerated share of documents beyond the cap in the robust mode.
     mode : {"auto", "t", "robust"}
-        "auto" applies the guard of position 1.
+        "auto" applies the guards of positions 1 and 3.
     """
     totals, counts = _require_documents(sums, tokens)
     require_alpha(alpha_pass, "alpha_pass"), require_alpha(alpha_fail, "alpha_fail")
@@ -145,7 +152,9 @@ def clustered_mean(
         if cap is None:
             raise ContractError("the robust mode needs a cap")
         return _robust(state, cap, beyond_limit, skewed)
-    return _by_t(state, constant, skewed and mode == "auto")
+    hidden = margin / min(cap, HIDDEN_MARGINS * margin) if cap and mode == "auto" else 0.5
+    least = max(MIN_DOCUMENTS, items_for_any_pass(hidden, alpha_pass))
+    return _by_t(state, constant, skewed and mode == "auto", least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,7 @@ class _Sample:
         return float(self.sums.sum() / self.counts.sum())
 
 
-def _by_t(sample: _Sample, constant: bool, skewed: bool) -> ClusteredResult:
+def _by_t(sample: _Sample, constant: bool, skewed: bool, least: int) -> ClusteredResult:
     """Use the ratio estimator with t(G - 1)."""
     size, mean = sample.sums.size, sample.mean
     if size < 2 or constant:
@@ -176,18 +185,23 @@ def _by_t(sample: _Sample, constant: bool, skewed: bool) -> ClusteredResult:
     law = distributions.t(size - 1)
     lower, upper = mean - law.isf(sample.alpha_fail) * error, mean + law.isf(sample.alpha_pass) * error
     tails = float(law.cdf((mean - sample.margin) / error)), float(law.sf((mean - sample.margin) / error))
-    verdict, refusal = decide(*tails, sample.alpha_pass, sample.alpha_fail), ""
-    if verdict is Verdict.PASS and size < MIN_DOCUMENTS:
-        verdict, refusal = (
-            Verdict.INCONCLUSIVE,
-            f"{size} documents are too few to pass: {MIN_DOCUMENTS} are the minimum",
-        )
-    elif verdict is Verdict.PASS and skewed:
-        verdict, refusal = Verdict.INCONCLUSIVE, f"document losses are skewed ({sample.skewness:+.1f}) and have no cap"
-    elif verdict is Verdict.FAIL and sample.skewness < -MAX_SKEWNESS:
+    verdict = decide(*tails, sample.alpha_pass, sample.alpha_fail)
+    refusal = _doubt(sample, verdict, least, skewed)
+    verdict = Verdict.INCONCLUSIVE if refusal else verdict
+    return _result(sample, "t", (mean, float(lower), float(upper)), tails, verdict, refusal, _beyond_upper(sample))
+
+
+def _doubt(sample: _Sample, verdict: Verdict, least: int, skewed: bool) -> str:
+    """Say why a verdict of the t interval does not count, or return an empty string."""
+    size = sample.sums.size
+    if verdict is Verdict.PASS and size < least:
+        return f"{size} documents are too few to pass: {least} are the minimum for this margin"
+    if verdict is Verdict.PASS and skewed:
+        return f"document losses are skewed ({sample.skewness:+.1f}) and have no cap"
+    if verdict is Verdict.FAIL and sample.skewness < -MAX_SKEWNESS:
         # A few much better documents pull the lower bound up less than they should: do not call that proven harm.
-        verdict, refusal = Verdict.INCONCLUSIVE, f"document losses are skewed to the left ({sample.skewness:+.1f})"
-    return _result(sample, "t", (mean, float(lower), float(upper)), tails, verdict, refusal)
+        return f"document losses are skewed to the left ({sample.skewness:+.1f})"
+    return ""
 
 
 def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> ClusteredResult:
@@ -218,8 +232,13 @@ def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> C
         refusal = (
             f"{k} of {size} documents lose more than {cap:.3g} per token: a share below {beyond_limit:.0%} is not shown"
         )
-    beyond_upper = bound(lambda s: difference_sf(k + 1, 0, size - k, s), sample.alpha_pass, k / size, 1.0)
-    return _result(sample, "robust", (mean, lower, upper), tails, verdict, refusal, beyond_upper)
+    return _result(sample, "robust", (mean, lower, upper), tails, verdict, refusal, _beyond_upper(sample))
+
+
+def _beyond_upper(sample: _Sample) -> float:
+    """Bound the share of documents beyond the cap from above (binary)."""
+    size, k = sample.sums.size, sample.beyond
+    return bound(lambda share: difference_sf(k + 1, 0, size - k, share), sample.alpha_pass, k / size, 1.0)
 
 
 def _result(

@@ -8,7 +8,8 @@ Positions
 1. Everything that could be tuned afterwards (margin, alpha, looks, levels, seed, order of the items) is in the
    `SequentialPlan`, whose digest goes into the record before the first answer.
 2. A look that cannot pass even without a loss spends nothing on PASS; its instalment moves to the next look.
-3. Curtailment is deterministic: it stops only where every possible rest leads to the same end, and adds no error.
+3. Curtailment is deterministic and adds no error: it stops where every possible rest leads to the same end, or where
+   none can pass. The latter is INCONCLUSIVE (and blocks): not being able to pass is no proof of harm beyond the margin.
 4. Only an undecided run goes on, only to the planned maximum. A repeated run is another attempt and must be counted.
 """
 
@@ -252,21 +253,16 @@ class Monitor:
         return replace(self, look=look, n=n, verdict=verdict, why=why, result=result)
 
     def _curtail(self, losses: int, gains: int, right: int, wrong: int) -> Monitor:
-        """Stop when the best or the worst possible rest leads to the same end at the last look."""
+        """Stop when every possible rest ends in the same verdict, or when none of them can pass."""
         total = self.n + right + wrong
         if total > self.plan.n_max:
             raise ContractError(f"{right + wrong} items are left, but the plan ends at {self.plan.n_max}")
-        level_pass, level_fail = self.plan.pass_levels[-1], self.plan.fail_levels[-1]
         margin = self.plan.margin
-        if p_fail(losses, gains + wrong, total, margin) < level_fail:
+        if p_fail(losses, gains + wrong, total, margin) < self.plan.fail_levels[-1]:
             return replace(self, verdict=Verdict.FAIL, why="curtailed: even perfect remaining answers end in FAIL")
-        if p_pass(losses + right, gains, total, margin) < level_pass:
+        if p_pass(losses + right, gains, total, margin) < self.plan.pass_levels[-1]:
             return replace(self, verdict=Verdict.PASS, why="curtailed: even losing every remaining answer ends in PASS")
-        if not p_pass(losses, gains + wrong, total, margin) < level_pass and not self._can_still_fail(
-            losses, gains, right, total
-        ):
-            return replace(self, verdict=Verdict.INCONCLUSIVE, why="curtailed: no possible rest decides")
+        if not p_pass(losses, gains + wrong, total, margin) < max(self.plan.pass_levels[self.look :]):
+            why = "curtailed: even perfect remaining answers cannot pass"
+            return replace(self, verdict=Verdict.INCONCLUSIVE, why=why)
         return self
-
-    def _can_still_fail(self, losses: int, gains: int, right: int, total: int) -> bool:
-        return p_fail(losses + right, gains, total, self.plan.margin) < self.plan.fail_levels[-1]

@@ -26,7 +26,7 @@ RHO = 1.5
 Possible = Callable[[int, float], bool]
 """Whether a look at n items can decide at all at this level."""
 
-_GRID, _DEEPEST = 801, -8.0  # points of the continuation region and its lower end in standard deviations
+_GRID, _DEEPEST = 401, -7.0  # points of the continuation region and its lower end in standard deviations
 
 FloatArray = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ def _advance(
     end = scale * float(distributions.norm.isf(level)) if level > 0 else -_DEEPEST * scale
     points = np.linspace(_DEEPEST * scale, end, _GRID)
     width = points[1] - points[0]
-    kernel = distributions.norm.pdf((points[:, None] - grid[None, :]) / step) / step
+    kernel = np.exp(-0.5 * ((points[:, None] - grid[None, :]) / step) ** 2) / (step * np.sqrt(2 * np.pi))
     mass = (kernel @ density) * width
     mass[0] /= 2
     mass[-1] /= 2
