@@ -22,7 +22,7 @@ from pytest_attnaccept.kernel.guard import Violation
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, mantissa_bits, ulp
 from pytest_attnaccept.kernel.reference import Semantics, key_limits, score, semantics_of
-from pytest_attnaccept.kernel.session import NotApplicable, Session
+from pytest_attnaccept.kernel.session import CONTROLS, NotApplicable, Session
 from pytest_attnaccept.kernel.statistics import Stat, bound
 
 __all__ = ["check_backward", "exact_gradients"]
@@ -39,8 +39,15 @@ def check_backward(session: Session, plan: Planner) -> None:
     """Compare gradients at shapes that are no multiple of any tile, with fewer and more keys than queries."""
     if not session.contract.backward:
         raise NotApplicable("the contract does not declare backward=True")
-    wanted = [("diffuse", 2, 33, 130), ("needle", 1, 65, 257), ("shift", 2, 17, 129), ("diffuse", 1, 129, 129),
-              ("diffuse", 1, 256, 2), ("fingerprint", 3, 5, 77), ("diffuse", 2, 1, 300)]
+    wanted = [
+        ("diffuse", 2, 33, 130),
+        ("needle", 1, 65, 257),
+        ("shift", 2, 17, 129),
+        ("diffuse", 1, 129, 129),
+        ("diffuse", 1, 256, 2),
+        ("fingerprint", 3, 5, 77),
+        ("diffuse", 2, 1, 300),
+    ]
     specs = [plan.spec(family, batch, q, kv) for family, batch, q, kv in wanted]
     specs += [plan.spec("diffuse", 1, 19, 93, variant=at) for at in range(1, len(plan.contract.variants()))]
     for spec in plan.fits(specs):
@@ -61,15 +68,21 @@ def _compare(session: Session, case: Case) -> None:
         session.broken.append((str(violation), case.spec))
         raise
     wanted = exact_gradients(case, dout)
+    session.required = (*CONTROLS, "zero gradients")
     for name, gradient, exact, variance in zip(("dq", "dk", "dv"), found, wanted.exact, wanted.variance, strict=True):
         total = (variance + ulp(exact, q.dtype).square() / 12.0).sqrt()
         z = ((gradient.double() - exact).abs() / total.clamp_min(1e-300)).nan_to_num(math.inf)
+        if float((exact.abs() / total.clamp_min(1e-300)).max()) > bound(z.numel()):
+            session.rejected.add("zero gradients")
         place = [int(x) for x in (z == z.max()).nonzero()[0]]
         where = f"batch {place[0]}, head {place[1]}, position {place[2]}"
-        session.record([
-            Stat(name=f"{name} maxz", value=float(z.max()) / bound(z.numel()), limit=1.0, where=where, n=z.numel()),
-            Stat(name=f"{name} z2", value=float(z.square().mean()), limit=2.0, where=where, n=z.numel()),
-        ], case)
+        session.record(
+            [
+                Stat(name=f"{name} maxz", value=float(z.max()) / bound(z.numel()), limit=1.0, where=where, n=z.numel()),
+                Stat(name=f"{name} z2", value=float(z.square().mean()), limit=2.0, where=where, n=z.numel()),
+            ],
+            case,
+        )
 
 
 def _candidate_gradients(session: Session, case: Case, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,7 +97,9 @@ def _candidate_gradients(session: Session, case: Case, dout: Tensor) -> tuple[Te
         except NotImplementedError as error:
             raise Violation(f"refused: backward raised NotImplementedError({error}) at {case.label}") from error
         except Exception as error:
-            raise CandidateError(f"backward of the candidate raised {type(error).__name__} at {case.label}: {error}") from error
+            raise CandidateError(
+                f"backward of the candidate raised {type(error).__name__} at {case.label}: {error}"
+            ) from error
     return dq, dk, dv
 
 
@@ -113,7 +128,10 @@ def exact_gradients(case: Case, dout: Tensor) -> Gradients:
     row_variance = (do.square() * ulp(out, call.q.dtype).square() / 12.0).sum(-1, keepdim=True)
     # P, dP and dS may each be rounded, and the row sum uses a rounded output.
     noise = relative * p.square() * (4.0 * (dp - row).square() + dp.square() + row.square())
-    noise = (noise + p.square() * row_variance) * (slope * call.scale).square()
+    # dP is a float32 dot product over v_head_dim terms that may cancel against the row sum.
+    product = (do.norm(dim=-1)[..., None] * v.norm(dim=-1)[..., None, :]).square()
+    noise = noise + p.square() * (2.0**-48 * (v.shape[-1] / 6.0 + 2.0) * product + row_variance)
+    noise = noise * (slope * call.scale).square()
     variance = [
         noise @ k.square(),
         noise.transpose(-1, -2) @ q.square(),
@@ -121,9 +139,15 @@ def exact_gradients(case: Case, dout: Tensor) -> Gradients:
     ]
     # The error of the row sum is common to a whole row of dS, so it adds up along the row in dq.
     variance[0] = variance[0] + row_variance * ((p * slope * call.scale) @ k).square()
-    # Expanded heads may be rounded before they are summed, and the sum again.
-    rounded = [2.0 * ulp(part, call.q.dtype).square() / 12.0 for part in parts]
+    # Blocks of queries and expanded heads may each be rounded before they are summed, and so may every partial sum.
+    rounded = [4.0 * ulp(part, call.q.dtype).square() / 12.0 for part in parts]
     grouped = [_grouped(variance[at] + rounded[at], group) for at in (1, 2)]
+    if group > 1:
+        partial = [_grouped(parts[at].square(), group).sqrt() for at in (1, 2)]
+        grouped = [
+            x + 2.0 * group * ulp(partial_size, call.q.dtype).square() / 12.0
+            for x, partial_size in zip(grouped, partial, strict=True)
+        ]
     return Gradients(exact, (variance[0] + rounded[0], grouped[0], grouped[1]))
 
 

@@ -274,7 +274,13 @@ def _dense(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def _paged(
-    k: Tensor, v: Tensor, lengths: tuple[int, ...], size: int, contract: KernelContract, spec: CaseSpec, generator: torch.Generator
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[int, ...],
+    size: int,
+    contract: KernelContract,
+    spec: CaseSpec,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scatter dense tensors into page pools in random order.
 

@@ -134,7 +134,9 @@ def make_contract(**keywords: Any) -> KernelContract:
     known = [f.name for f in fields(KernelContract) if f.name != "keywords"]
     for name in keywords:
         if name not in known:
-            raise ContractError(f"unknown contract keyword {name!r}.{suggest(name, known)} Known: {', '.join(sorted(known))}.")
+            raise ContractError(
+                f"unknown contract keyword {name!r}.{suggest(name, known)} Known: {', '.join(sorted(known))}."
+            )
     values: dict[str, Any] = {name: _checked(name, value) for name, value in keywords.items()}
     written = tuple((name, _plain(value)) for name, value in keywords.items())
     contract = KernelContract(**values, keywords=written)
@@ -230,7 +232,9 @@ def _q_lens(value: Any) -> str | tuple[int, int]:
         low, high = (_whole("q_lens", item) for item in value)
         if low <= high:
             return low, high
-    raise ContractError(f"q_lens={value!r} must be 'any', 'decode', 'square' or a pair (low, high) with 1 <= low <= high.")
+    raise ContractError(
+        f"q_lens={value!r} must be 'any', 'decode', 'square' or a pair (low, high) with 1 <= low <= high."
+    )
 
 
 def _dtype_name(value: Any) -> str:
@@ -286,19 +290,31 @@ def _refuse_impossible(contract: KernelContract) -> None:
     if contract.kv_dtype == contract.dtype:
         object.__setattr__(contract, "kv_dtype", None)
     if contract.kv_dtype not in (None, _FP8):
-        raise ContractError(f"kv_dtype={contract.kv_dtype!r} differs from dtype={contract.dtype!r}; only {_FP8} may differ.")
+        raise ContractError(
+            f"kv_dtype={contract.kv_dtype!r} differs from dtype={contract.dtype!r}; only {_FP8} may differ."
+        )
     if contract.backward and (paged or contract.kv_dtype):
-        raise ContractError("backward=True needs dense k and v in the dtype of q: page pools and FP8 values have no gradient here.")
+        raise ContractError(
+            "backward=True needs dense k and v in the dtype of q: page pools and FP8 values have no gradient here."
+        )
     if contract.lse_base == "2" and not contract.returns_lse:
         raise ContractError("lse_base='2' without returns_lse=True: there is no lse to be in that base.")
     if contract.q_lens == "square" and contract.alignment == "top_left" and contract.ragged:
-        raise ContractError("q_lens='square' with ragged=True and alignment='top_left' is ambiguous: use bottom_right or ragged=False.")
+        raise ContractError(
+            "q_lens='square' with ragged=True and alignment='top_left' is ambiguous: use bottom_right or ragged=False."
+        )
     if contract.alignment == "top_left" and contract.q_lens == "decode" and contract.causal:
-        raise ContractError("q_lens='decode' with alignment='top_left' sees only key 0: a decoding kernel is bottom_right or not causal.")
+        raise ContractError(
+            "q_lens='decode' with alignment='top_left' sees only key 0: a decoding kernel is bottom_right or not causal."
+        )
     if contract.alignment == "top_left" and paged:
-        raise ContractError("alignment='top_left' with page_size: a paged cache is aligned bottom_right (the last query sees the last key).")
+        raise ContractError(
+            "alignment='top_left' with page_size: a paged cache is aligned bottom_right (the last query sees the last key)."
+        )
     if contract.max_length is not None and contract.max_length < contract.multiple_of:
-        raise ContractError(f"max_length={contract.max_length} is below multiple_of={contract.multiple_of}: no length is left to test.")
+        raise ContractError(
+            f"max_length={contract.max_length} is below multiple_of={contract.multiple_of}: no length is left to test."
+        )
 
 
 def _refuse_lists(contract: KernelContract) -> None:

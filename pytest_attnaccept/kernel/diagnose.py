@@ -1,29 +1,117 @@
-"""What a failing kernel looks like, and the smallest call that shows it."""
+"""What a failing kernel looks like, and the smallest call that shows it.
+
+Positions
+---------
+1. The text names where it is wrong (heads, batch rows), what it looks like (the hypothesis that explains the error), and
+   only then the statistic. A hypothesis counts when it leaves at most a twentieth of the squared error.
+2. Shrinking makes at most a dozen further calls and never changes what was measured.
+"""
 
 from __future__ import annotations
 
-from pytest_attnaccept.kernel.cases import CaseSpec
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.errors import CandidateError
+from pytest_attnaccept.kernel.cases import CaseSpec, build_case
 from pytest_attnaccept.kernel.contract import KernelContract
+from pytest_attnaccept.kernel.guard import Violation
+from pytest_attnaccept.kernel.hypotheses import alternatives, subset_of
 from pytest_attnaccept.kernel.plans import Planner
-from pytest_attnaccept.kernel.session import Judged, Session
+from pytest_attnaccept.kernel.session import Judged, Session, judge_output
+from pytest_attnaccept.kernel.statistics import Stat
 
-__all__ = ["describe", "shrink", "snippet"]
+__all__ = ["describe", "describe_pairs", "shrink", "snippet", "telling"]
+
+_LN2 = math.log(2.0)
+_EXPLAINED = 0.05
+_SHRINK_CALLS = 12
+_TELLING_KEYS = 1100
+
+_PAIRS = {
+    "future": "a key after the causal limit is read (mask one too far, or the tail of a tile)",
+    "window": "a key left of the window is read (window one too wide, or its tile not masked)",
+    "padding": "keys past kv_lengths are read",
+    "page tails": "slots past the last token in the last page are read",
+    "unnamed pages": "pages that no block table row names are read",
+    "spare entries": "block table entries past a row's length are read",
+    "page renaming": "the answer depends on physical page ids (page index, stride or width of an index)",
+    "repeat": "run-to-run differences: a race, or state kept between calls",
+    "repeat under load": "differences under load: a race",
+    "repeat after other calls": "state kept between calls (a cache keyed by shape, a stale buffer)",
+    "row alone": "the answer of a row depends on the batch around it",
+    "batch order": "the answer of a row depends on its place in the batch",
+    "merge of parts": "lse and output do not belong together (base, scale or empty parts)",
+    "score shift": "a constant added to all scores changes the output (pad lanes, or a finite mask value)",
+    "score shift lse": "lse does not move with the scores",
+    "last rows alone": "decode and prefill disagree",
+    "first rows alone": "a prefix and the whole disagree",
+    "head order": "heads are not independent (head index or stride)",
+    "key order": "the order of keys matters without positions",
+    "empty rows": "rows that see no key return neither 0 nor what the contract declares",
+    "not finite": "NaN or infinity in rows that see keys (overflow, or 0 times NaN from a masked read)",
+}
 
 
-def describe(session: Session, judged: Judged) -> str:
+def describe(judged: Judged) -> str:
     """Return the fault family in words."""
-    worst = max(judged.stats, key=lambda stat: stat.ratio)
-    return worst.where
+    names = {stat.name for stat in judged.stats if not stat.ratio <= 1.0}
+    if names <= {"not finite", "empty rows"}:
+        return describe_pairs(sorted(names))
+    if names == {"lse"}:
+        return _lse_fault(judged)
+    finite = torch.isfinite(judged.error).all(-1) & (judged.rows.count > 0)
+    z2 = (judged.error.square() / judged.deviation.variance).mean(-1)
+    bad = finite & (z2 > 2.5)
+    where = _location(bad, finite)
+    look = _looks_like(judged, bad if bool(bad.any()) else finite)
+    return f"{where}{look}"
+
+
+def telling(failures: list[Judged]) -> Judged:
+    """Return the failure that says most: many rows and keys, but few enough for trying every hypothesis quickly."""
+    small = [one for one in failures if one.case.spec.kv_len <= _TELLING_KEYS]
+    if not small:
+        return min(failures, key=lambda one: _size(one.case.spec))
+    return max(small, key=lambda one: (one.case.spread_v, _size(one.case.spec)))
+
+
+def describe_pairs(names: list[str]) -> str:
+    """Return what failed comparisons of two calls look like."""
+    found = [_PAIRS[name.removesuffix(" (NaN)")] for name in names if name.removesuffix(" (NaN)") in _PAIRS]
+    return "; ".join(dict.fromkeys(found))
 
 
 def shrink(session: Session, plan: Planner) -> Judged:
-    """Return the failing output with the fewest keys and rows."""
-    return min(session.failures, key=lambda one: one.case.spec.kv_len * one.case.spec.q_len * one.case.spec.batch)
+    """Return a failing output with few rows and keys: the smallest measured one, shrunk while it fails."""
+    best = min(session.failures, key=lambda one: _size(one.case.spec))
+    calls = 0
+    progress = True
+    while progress and calls < _SHRINK_CALLS:
+        progress = False
+        for spec in _smaller(best.case.spec, plan):
+            calls += 1
+            trial = _try(session, spec)
+            if trial is not None and trial.failed:
+                best, progress = trial, True
+                break
+            if calls >= _SHRINK_CALLS:
+                break
+    return best
 
 
 def snippet(contract: KernelContract, spec: CaseSpec) -> str:
     """Return code that repeats one case."""
-    fields = {"family": spec.family, "batch": spec.batch, "q_len": spec.q_len, "kv_len": spec.kv_len, "seed": spec.seed}
+    fields: dict[str, object] = {
+        "family": spec.family,
+        "batch": spec.batch,
+        "q_len": spec.q_len,
+        "kv_len": spec.kv_len,
+        "seed": spec.seed,
+    }
     if spec.layout != "contiguous":
         fields["layout"] = spec.layout
     if spec.variant:
@@ -32,3 +120,182 @@ def snippet(contract: KernelContract, spec: CaseSpec) -> str:
         fields["lengths"] = spec.lengths
     keywords = "".join(f", {name}={value!r}" for name, value in contract.keywords)
     return f"from pytest_attnaccept.kernel.run import replay\nreplay(fn, case={fields!r}{keywords})"
+
+
+def _size(spec: CaseSpec) -> int:
+    return max(spec.kv_len, 1) * max(spec.q_len, 1) * spec.batch
+
+
+def _smaller(spec: CaseSpec, plan: Planner) -> list[CaseSpec]:
+    free = replace(spec, lengths=None)
+    wanted = [
+        replace(free, batch=1),
+        replace(free, q_len=1),
+        replace(free, q_len=max(1, spec.q_len // 2)),
+        replace(free, layout="contiguous"),
+    ]
+    wanted += [replace(free, kv_len=spec.kv_len // 4), replace(free, kv_len=spec.kv_len // 2)]
+    found = []
+    for one in wanted:
+        fitted = plan.spec(one.family, one.batch, one.q_len, one.kv_len, one.layout, one.variant, deep=False)
+        fitted = replace(fitted, seed=spec.seed)
+        changed = _size(fitted) < _size(spec) or (_size(fitted) == _size(spec) and fitted.layout != spec.layout)
+        if changed and fitted not in found and fitted.kv_len and fitted.q_len:
+            found.append(fitted)
+    return found
+
+
+def _try(session: Session, spec: CaseSpec) -> Judged | None:
+    try:
+        case = build_case(session.contract, spec, session.device)
+        return judge_output(case, session.guard.run(case))
+    except (Violation, CandidateError):
+        return None
+
+
+def _location(bad: Tensor, usable: Tensor) -> str:
+    """Say which heads or batch rows are wrong when the others are right."""
+    if not bool(bad.any()):
+        return ""
+    found = []
+    for name, dims in (("batch row", (1, 2)), ("head", (0, 2)), ("sampled query row", (0, 1))):
+        wrong = bad.any(dims[1]).any(dims[0] if dims[0] < dims[1] else dims[1])
+        there = usable.any(dims[1]).any(dims[0] if dims[0] < dims[1] else dims[1])
+        if 0 < int(wrong.sum()) < int(there.sum()) and name != "sampled query row":
+            found.append(f"only {name} {_runs(wrong.nonzero().flatten().tolist())} of {len(wrong)}")
+    return f"{', '.join(found)}: " if found else ""
+
+
+def _runs(numbers: list[int]) -> str:
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(str(number) for number in numbers[:6]) + (" ..." if len(numbers) > 6 else "")
+
+
+def _looks_like(judged: Judged, bad: Tensor) -> str:
+    """Try every hypothesis on the wrong rows; fall back to what the statistics say."""
+    variance = judged.deviation.variance[bad]
+    error = judged.error[bad]
+    before = float((error.square() / variance).mean())
+    if before > 2.0:
+        best, rest = "", math.inf
+        out = judged.rows.out + judged.error
+        for text, other in alternatives(judged):
+            left = float(((out - other)[bad].square() / variance).mean())
+            if left < rest:
+                best, rest = text, left
+        if rest <= max(1.5, _EXPLAINED * before):
+            return best
+        declared = _other_precision(judged)
+        if declared:
+            return declared
+        subset = _subset(judged, bad)
+        if subset:
+            return subset
+        simple = _simple_factor(judged, bad, before) or _low_rank(judged, bad)
+        if simple:
+            return simple
+    return _from_statistics(judged)
+
+
+def _other_precision(judged: Judged) -> str:
+    """Ask whether another declared precision would accept the output."""
+    case = judged.case
+    if case.contract.dtype == "float32":
+        return ""
+    for field, value, text in (
+        ("probability_dtype", "input", "probabilities"),
+        ("score_dtype", "input", "scores"),
+    ):
+        if getattr(case.contract, field) != value:
+            other = replace(case, contract=replace(case.contract, **{field: value}))
+            if not judge_output(other, judged.output).failed:
+                return f"{text} rounded to {case.contract.dtype} (declare {field}={value!r} if that is intended)"
+    return ""
+
+
+def _subset(judged: Judged, bad: Tensor) -> str:
+    """Ask up to four wrong rows which keys they use; they must agree."""
+    places = bad.nonzero().tolist()
+    counts = judged.rows.count.expand(bad.shape)
+    places.sort(key=lambda place: -int(counts[place[0], place[1], place[2]]))
+    answers = []
+    for batch, head, row in places[:4]:
+        found = subset_of(judged, batch, head, row)
+        if found is None or not found.rest <= 3.0:
+            return ""
+        answers.append(found.text)
+    return max(set(answers), key=answers.count) if answers else ""
+
+
+def _simple_factor(judged: Judged, bad: Tensor, before: float) -> str:
+    out = (judged.rows.out + judged.error)[bad]
+    exact, variance = judged.rows.out[bad], judged.deviation.variance[bad]
+    factor = float((out * exact / variance).sum() / (exact.square() / variance).sum().clamp_min(1e-30))
+    left = float(((out - factor * exact).square() / variance).mean())
+    if left <= max(1.5, _EXPLAINED * before):
+        return f"the output multiplied by {factor:.4g} (a normaliser or scale factor)"
+    slope = judged.rows.scale_slope[bad]
+    step = float((judged.error[bad] * slope / variance).sum() / (slope.square() / variance).sum().clamp_min(1e-30))
+    left = float(((judged.error[bad] - step * slope).square() / variance).mean())
+    if left <= max(1.5, _EXPLAINED * before):
+        return f"scores scaled by about {1.0 + step:.4g} (temperature)"
+    return ""
+
+
+def _low_rank(judged: Judged, bad: Tensor) -> str:
+    """Look for an output that lies in a subspace of V's columns although the exact one does not."""
+    for head in range(bad.shape[1]):
+        rows = bad[:, head]
+        out = (judged.rows.out + judged.error)[:, head][rows]
+        if min(out.shape) < 8:
+            continue
+        exact = judged.rows.out[:, head][rows]
+        noise = float(judged.deviation.variance[:, head][rows].mean()) ** 0.5 * max(out.shape) ** 0.5 * 4.0
+        rank, full = (int((torch.linalg.svdvals(x) > noise).sum()) for x in (out, exact))
+        if rank <= 0.75 * full:
+            return f"V of low rank (rank {rank} of {full} in the outputs of head {head})"
+    return ""
+
+
+def _from_statistics(judged: Judged) -> str:
+    by_name: dict[str, Stat] = {stat.name: stat for stat in judged.stats if not stat.ratio <= 1.0}
+    for name in ("edge", "scan.heads", "scan"):
+        if name in by_name:
+            return f"a wrong weight of one key: {by_name[name].where}"
+    for name, text in (("gain", "a wrong normaliser"), ("scale", "a wrong temperature")):
+        stat = by_name.get(name) or by_name.get(f"{name}.head")
+        if stat is not None:
+            return f"{text}: {stat.where}"
+    ratio = float((judged.error.nan_to_num().square() / judged.deviation.variance).mean())
+    bits = 0.5 * math.log2(max(ratio, 1.0))
+    dtype = judged.case.contract.dtype
+    hint = "are scores rounded?" if judged.case.contract.score_dtype == "float32" else "a low-precision accumulator"
+    return f"rounding about {bits:.1f} bits coarser than {dtype} allows ({hint}; FP8 or an 8-bit cache loses 3 to 5)"
+
+
+def _lse_fault(judged: Judged) -> str:
+    lse = judged.output.lse
+    if lse is None:
+        return ""
+    exact = judged.rows.lse
+    live = torch.isfinite(exact)
+    found = lse[:, :, judged.rows.index].double() * (_LN2 if judged.case.contract.lse_base == "2" else 1.0)
+    if not bool((found[~live] == exact[~live]).all()):
+        return "lse of rows that see no key (expected -inf, or the sink)"
+    readings = {
+        "lse in base 2 where base e is declared": exact / _LN2,
+        "lse in base e where base 2 is declared": exact * _LN2,
+        "lse of scores without the scale": exact / judged.case.call.scale,
+        "lse with the wrong sign": -exact,
+    }
+    if judged.case.call.sinks is not None:
+        sinks = judged.case.call.sinks.double()[None, :, None].expand_as(exact)
+        readings["lse without the sinks"] = exact + torch.log1p(-torch.exp(sinks - exact).clamp(max=1.0 - 1e-12))
+    for text, other in readings.items():
+        if bool(((found - other).abs()[live] <= 1e-4 * (1.0 + other.abs()[live])).all()):
+            return text
+    apart = (found - exact)[live]
+    if float(apart.std(correction=0)) < 1e-3 * (1.0 + float(apart.abs().max())):
+        return f"lse off by a constant {float(apart.mean()):.4g}"
+    return "lse does not belong to this output"

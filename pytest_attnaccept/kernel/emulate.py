@@ -61,7 +61,12 @@ TileHook = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def attend(
-    call: AttentionCall, habit: Habit | None = None, hook: TileHook | None = None, *, lead: int = 0, rows: Tensor | None = None
+    call: AttentionCall,
+    habit: Habit | None = None,
+    hook: TileHook | None = None,
+    *,
+    lead: int = 0,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``(out, lse)``: out ``(batch, q_heads, q_len, v_head_dim)`` in q's dtype, lse float32 in the habit's base.
 
@@ -138,7 +143,13 @@ def _tiles(keys: int, habit: Habit) -> list[list[tuple[int, int]]]:
 
 
 def _online(
-    call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, position: Tensor, tiles: list[tuple[int, int]], habit: Habit,
+    call: AttentionCall,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    tiles: list[tuple[int, int]],
+    habit: Habit,
     hook: TileHook | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one split; returns unnormalised output, running maximum (natural units) and denominator."""
@@ -152,7 +163,9 @@ def _online(
             s, value = hook(s, position, value, low)
         best = torch.maximum(peak, s.amax(-1))
         if habit.lazy:
-            best = torch.where((best - peak) * math.log2(math.e) > habit.lazy, best, torch.maximum(peak, peak.clamp(max=best)))
+            best = torch.where(
+                (best - peak) * math.log2(math.e) > habit.lazy, best, torch.maximum(peak, peak.clamp(max=best))
+            )
             best = torch.where(torch.isinf(peak), torch.maximum(peak, s.amax(-1)), best)
         safe = torch.where(torch.isinf(best), 0.0, best)
         shrink = torch.exp(peak - safe)

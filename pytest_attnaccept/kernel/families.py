@@ -170,7 +170,7 @@ def _deep(draw: Draw, values: Values) -> None:
 
 
 def _hot(draw: Draw, values: Values) -> None:
-    """q . k above 65504, the largest fp16 number, although the values are moderate."""
+    """Q . k above 65504, the largest fp16 number, although the values are moderate."""
     values.base = 1.5e5 * draw.scale
     _feature(draw, values, values.base)
 

@@ -85,7 +85,9 @@ class Guard:
         if self._last is not None:
             kept, copy, label = self._last
             if kept.numel() and not torch.equal(bits(kept), bits(copy)):
-                raise Violation(f"the output of {label} changed when {case.label} was computed: the function keeps its output buffer")
+                raise Violation(
+                    f"the output of {label} changed when {case.label} was computed: the function keeps its output buffer"
+                )
         self._last = (out, out.detach().clone(), case.label) if out.numel() <= _KEPT_ELEMENTS else None
 
 
@@ -132,14 +134,20 @@ def _unpacked(returned: Any, case: Case) -> Output:
     q = case.call.q
     want = (*q.shape[:3], case.variant.v_head_dim)
     if tuple(out.shape) != want:
-        raise Violation(f"output shape {tuple(out.shape)} at {case.label}; expected {want} (batch, q_heads, q_len, v_head_dim)")
+        raise Violation(
+            f"output shape {tuple(out.shape)} at {case.label}; expected {want} (batch, q_heads, q_len, v_head_dim)"
+        )
     _check_kind(out, q, case)
     if not case.contract.returns_lse:
         return Output(out.detach(), None)
     if not isinstance(lse, Tensor):
-        raise Violation(f"the contract declares returns_lse=True but no lse came back at {case.label}; return (out, lse)")
+        raise Violation(
+            f"the contract declares returns_lse=True but no lse came back at {case.label}; return (out, lse)"
+        )
     if tuple(lse.shape) != want[:3] or not lse.is_floating_point():
-        raise Violation(f"lse has shape {tuple(lse.shape)}, {lse.dtype} at {case.label}; expected {want[:3]}, floating point")
+        raise Violation(
+            f"lse has shape {tuple(lse.shape)}, {lse.dtype} at {case.label}; expected {want[:3]}, floating point"
+        )
     return Output(out.detach(), lse.detach().to(q.device))
 
 

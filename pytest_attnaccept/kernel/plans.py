@@ -40,7 +40,15 @@ class Planner:
         self._cpu = cpu
 
     def spec(
-        self, family: str, batch: int, q_len: int, kv_len: int, layout: str = "contiguous", variant: int = 0, *, deep: bool = True
+        self,
+        family: str,
+        batch: int,
+        q_len: int,
+        kv_len: int,
+        layout: str = "contiguous",
+        variant: int = 0,
+        *,
+        deep: bool = True,
     ) -> CaseSpec:
         """Return the closest allowed case; with `deep`, a top-left causal case gets enough rows to see all of its keys."""
         contract = self.contract
@@ -76,15 +84,36 @@ class Planner:
                 self.spec(family, 1, 64, 1025, "transposed"),
                 self.spec(family, 1, 64, top),
             ]
-        found += [self.spec("diffuse", 2, 1, min(2047, top)), self.spec("diffuse", 1, 257, 257), self.spec("needle", 1, 1, top)]
+        found += [
+            self.spec("diffuse", 2, 1, min(2047, top)),
+            self.spec("diffuse", 1, 257, 257),
+            self.spec("needle", 1, 1, top),
+        ]
         for variant in range(1, len(self.contract.variants())):
-            found += [self.spec("diffuse", 2, 17, 1021, variant=variant), self.spec("needle", 1, 5, 333, variant=variant)]
+            found += [
+                self.spec("diffuse", 2, 17, 1021, variant=variant),
+                self.spec("needle", 1, 5, 333, variant=variant),
+            ]
         return self.fits(found)
 
     def inputs(self) -> list[CaseSpec]:
         """Return the families beyond the three of `value`, small and at up to 4090 keys."""
-        names = ("raise", "deep", "hot", "ramp_up", "ramp_down", "zero_keys", "ones", "codes", "cap", "ties", "resonant",
-                 "large_v", "tail", "fingerprint")
+        names = (
+            "raise",
+            "deep",
+            "hot",
+            "ramp_up",
+            "ramp_down",
+            "zero_keys",
+            "ones",
+            "codes",
+            "cap",
+            "ties",
+            "resonant",
+            "large_v",
+            "tail",
+            "fingerprint",
+        )
         found = [self.spec("diffuse", 2, 9, 515)]
         for name in names:
             found += [self.spec(name, 2, 17, 777), self.spec(name, 1, 5, 4090)]
@@ -97,7 +126,11 @@ class Planner:
         for family in ("zero_keys", "ones", "codes", "shift", "needle", "ramp_up"):
             found += [self.spec(family, 2, 5, 519), self.spec(family, 1, 16, top)]
         if self.contract.returns_lse:
-            found += [self.spec("zero_keys", 1, 64, 1000), self.spec("diffuse", 3, 9, 5), self.spec("zero_keys", 2, 3, 0)]
+            found += [
+                self.spec("zero_keys", 1, 64, 1000),
+                self.spec("diffuse", 3, 9, 5),
+                self.spec("zero_keys", 2, 3, 0),
+            ]
         for variant in range(1, len(self.contract.variants())):
             found.append(self.spec("diffuse", 1, 7, 300, variant=variant))
         return self.fits(found)

@@ -47,9 +47,15 @@ def check_poison(session: Session, plan: Planner) -> None:
             if _LEAK not in session.rejected and spec.kv_len <= 2048 and _leak_shows(case, twin, rows):
                 session.rejected.add(_LEAK)
     if not compared:
-        what = "causal, window, ragged and page_size" if not contract.causal else "window, ragged and page_size (q_len is 1)"
+        what = (
+            "causal, window, ragged and page_size"
+            if not contract.causal
+            else "window, ragged and page_size (q_len is 1)"
+        )
         raise NotApplicable(f"nothing is masked by this contract ({what} are not declared)")
-    session.resolution = "a masked position that is read with any weight or value changes bits and is seen, at every tested length"
+    session.resolution = (
+        "a masked position that is read with any weight or value changes bits and is seen, at every tested length"
+    )
 
 
 def _cases(plan: Planner) -> list[CaseSpec]:
@@ -93,7 +99,9 @@ def _twins(case: Case) -> list[tuple[str, Case, Tensor | None]]:
     return found
 
 
-def _twin(name: str, case: Case, where: Tensor, rows: Tensor | None, mode: str) -> list[tuple[str, Case, Tensor | None]]:
+def _twin(
+    name: str, case: Case, where: Tensor, rows: Tensor | None, mode: str
+) -> list[tuple[str, Case, Tensor | None]]:
     if not bool(where.any()):
         return []
     label = name if mode == "finite" else f"{name} (NaN)"

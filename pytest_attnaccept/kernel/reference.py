@@ -19,7 +19,19 @@ from torch import Tensor
 from pytest_attnaccept.kernel.call import AttentionCall
 from pytest_attnaccept.kernel.precision import Precision
 
-__all__ = ["Block", "Rows", "Semantics", "blocks", "gather_keys", "key_limits", "reference_rows", "score", "score_variance", "semantics_of", "with_semantics"]
+__all__ = [
+    "Block",
+    "Rows",
+    "Semantics",
+    "blocks",
+    "gather_keys",
+    "key_limits",
+    "reference_rows",
+    "score",
+    "score_variance",
+    "semantics_of",
+    "with_semantics",
+]
 
 # Elements of one float64 score block: 16 MB, small enough for flat memory and large enough for efficient products.
 _BLOCK_ELEMENTS = 2**21
@@ -164,9 +176,7 @@ def gather_keys(call: AttentionCall, what: Semantics, low: int, high: int) -> tu
         size = call.k.shape[1]
         pages = call.block_table[:, low // size : -(-high // size)].to(call.k.device)
         skip = low - low // size * size
-        k, v = (
-            pool[pages].flatten(1, 2)[:, skip : skip + high - low].transpose(1, 2) for pool in (call.k, call.v)
-        )
+        k, v = (pool[pages].flatten(1, 2)[:, skip : skip + high - low].transpose(1, 2) for pool in (call.k, call.v))
     valid = (torch.arange(low, high, device=k.device)[None, :] < what.lengths[:, None])[:, None, :, None]
     k = torch.where(valid, k.double() * what.k_factor, 0.0)
     v = torch.where(valid, v.double() * what.v_factor, 0.0)

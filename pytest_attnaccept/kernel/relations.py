@@ -53,7 +53,12 @@ def _run(session: Session, case: Case, **changes: object) -> Output:
 def _score_shift(session: Session, plan: Planner, base: Judged) -> bool:
     """Adding a constant to all scores changes nothing but lse, by that constant."""
     call = base.case.call
-    if base.case.spec.family != "shift" or call.softcap is not None or not call.k.numel() or call.block_table is not None:
+    if (
+        base.case.spec.family != "shift"
+        or call.softcap is not None
+        or not call.k.numel()
+        or call.block_table is not None
+    ):
         return False
     k = same_layout(call.k)
     k[..., -1] = torch.where(_valid(base.case, k)[..., 0], torch.zeros_like(k[..., -1]), k[..., -1])
@@ -123,7 +128,10 @@ def _merge(session: Session, plan: Planner, base: Judged) -> bool:
     seen_by_all = not call.causal or (q_len == 1 and contract.alignment == "bottom_right")
     small = contract.fit_kv(max(kv_len // 40, 1))
     free = contract.q_lens not in ("square", "square_or_decode") or q_len == 1
-    if not (base.output.lse is not None and whole and seen_by_all and free and 0 < small < kv_len) or call.block_table is not None:
+    if (
+        not (base.output.lse is not None and whole and seen_by_all and free and 0 < small < kv_len)
+        or call.block_table is not None
+    ):
         return False
     if kv_len - small != contract.fit_kv(kv_len - small):
         return False
@@ -213,9 +221,11 @@ def _heads(session: Session, plan: Planner, base: Judged) -> bool:
     heads = (groups[:, None] * variant.group + torch.arange(variant.group, device=call.q.device)).flatten()
     axis = 1 if call.block_table is None else 2
     changes: dict[str, object] = {"q": call.q[:, heads]}
-    changes |= {name: getattr(call, name).index_select(axis, groups) for name in ("k", "v")} if call.k_scale is None else {
-        name: _pick(getattr(call, name), axis, groups) for name in ("k", "v")
-    }
+    changes |= (
+        {name: getattr(call, name).index_select(axis, groups) for name in ("k", "v")}
+        if call.k_scale is None
+        else {name: _pick(getattr(call, name), axis, groups) for name in ("k", "v")}
+    )
     for name in ("sinks", "alibi_slopes"):
         value = getattr(call, name)
         if value is not None:

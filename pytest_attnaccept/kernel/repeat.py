@@ -29,7 +29,9 @@ def check_repeat(session: Session, plan: Planner) -> None:
     """Repeat small and larger cases, quiet and under load, with other cases of the same shape in between."""
     count = 0
     top = min(plan.max_length, 2047)
-    for spec in plan.fits([plan.spec("diffuse", 2, 33, 333), plan.spec("diffuse", 2, 1, top), plan.spec("needle", 1, 65, 600)]):
+    for spec in plan.fits(
+        [plan.spec("diffuse", 2, 33, 333), plan.spec("diffuse", 2, 1, top), plan.spec("needle", 1, 65, 600)]
+    ):
         base = session.measure(spec)
         for _ in range(_REPEATS // 2):
             session.expect_same("repeat", base, session.run(base.case))
@@ -47,7 +49,9 @@ def check_repeat(session: Session, plan: Planner) -> None:
     _other_shapes(session, plan)
     # A fault that strikes one call in N is missed with probability (1 - 1/N) ** count.
     session.facts.append(Fact(name="repeats", value=count))
-    session.resolution = f"a fault that strikes more than one call in {max(1, round(count / 4.6))} is seen with probability 0.99"
+    session.resolution = (
+        f"a fault that strikes more than one call in {max(1, round(count / 4.6))} is seen with probability 0.99"
+    )
 
 
 def _other_shapes(session: Session, plan: Planner) -> None:

@@ -18,7 +18,7 @@ from pytest_attnaccept.kernel.backward import check_backward
 from pytest_attnaccept.kernel.cases import CaseSpec
 from pytest_attnaccept.kernel.checks_value import check_inputs, check_long, check_lse, check_shapes, check_value
 from pytest_attnaccept.kernel.contract import KernelContract, make_contract
-from pytest_attnaccept.kernel.diagnose import describe, shrink, snippet
+from pytest_attnaccept.kernel.diagnose import describe, describe_pairs, shrink, snippet, telling
 from pytest_attnaccept.kernel.guard import Guard, Violation
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.poison import check_poison
@@ -48,7 +48,14 @@ KERNEL_CHECKS: tuple[str, ...] = tuple(_CHECKS)
 
 
 def measure_kernel(
-    check: str, fn: Callable[..., Any], contract: KernelContract, *, max_length: int, seed: int, device: str, profile: str = ""
+    check: str,
+    fn: Callable[..., Any],
+    contract: KernelContract,
+    *,
+    max_length: int,
+    seed: int,
+    device: str,
+    profile: str = "",
 ) -> Measured:
     """Run one check.
 
@@ -81,10 +88,14 @@ def measure_kernel(
         # Already recorded by the session; later cases would only repeat it.
         spec = session.broken[0][1] if session.broken else CaseSpec()
         return session.result(reproduce=snippet(session.contract, spec))
+    failed = [name for name, (stat, _) in session.worst.items() if not stat.ratio <= 1.0]
+    pairs = describe_pairs(failed)
     if not session.failures:
-        return session.result(reproduce=_bitwise_snippet(session))
-    worst = shrink(session, plan)
-    return session.result(seems=describe(session, worst), reproduce=snippet(session.contract, worst.case.spec))
+        return session.result(seems=pairs, reproduce=_bitwise_snippet(session))
+    look = describe(telling(session.failures))
+    smallest = shrink(session, plan)
+    seems = "; ".join(dict.fromkeys(text for text in (look, pairs) if text))
+    return session.result(seems=seems, reproduce=snippet(session.contract, smallest.case.spec))
 
 
 def replay(fn: Callable[..., Any], *, case: dict[str, Any], device: str = "cpu", **keywords: Any) -> Judged:

@@ -40,7 +40,9 @@ def adapt(fn: Callable[..., Any], contract: KernelContract) -> tuple[Callable[[A
     _refuse(contract)
     if "attn_mask" not in takes:
         if contract.window != (None,) or contract.has_lengths:
-            raise ContractError("this SDPA-like function takes no attn_mask, so it cannot be given a window or ragged lengths.")
+            raise ContractError(
+                "this SDPA-like function takes no attn_mask, so it cannot be given a window or ragged lengths."
+            )
         if contract.q_lens == "any" and contract.causal:
             contract = replace(contract, q_lens="square_or_decode")
     return functools.partial(_call, fn, takes, contract.alignment), contract

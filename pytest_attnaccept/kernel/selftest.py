@@ -79,9 +79,22 @@ def _accept(session: Session, prepared: list[tuple[Case, Rows]], habit: Habit) -
         worst = max(judged.stats, key=lambda stat: stat.ratio, default=None)
         if worst is None:
             continue
-        session.record([Stat(name="correct kernels", value=worst.ratio, limit=1.0, where=f"{worst.name}, {worst.where}", n=worst.n)], case)
+        session.record(
+            [
+                Stat(
+                    name="correct kernels",
+                    value=worst.ratio,
+                    limit=1.0,
+                    where=f"{worst.name}, {worst.where}",
+                    n=worst.n,
+                )
+            ],
+            case,
+        )
         if judged.failed:
-            session.invalid.append(f"the gate rejects a correct kernel ({habit}) by {worst.name} {worst.value:.3g} at {case.label}")
+            session.invalid.append(
+                f"the gate rejects a correct kernel ({habit}) by {worst.name} {worst.value:.3g} at {case.label}"
+            )
 
 
 def _rejects(case: Case, rows: Rows, name: str, habit: Habit) -> bool:
@@ -91,4 +104,3 @@ def _rejects(case: Case, rows: Rows, name: str, habit: Habit) -> bool:
     out, lse = mutant(case.call, replace(habit, lse_base="e"), rows.index)
     shown = lse / 0.6931471805599453 if case.contract.lse_base == "2" else lse
     return judge_output(case, Output(out, shown if case.contract.returns_lse else None), rows=rows).failed
-

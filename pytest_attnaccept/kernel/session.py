@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_attnaccept.kernel.call import AttentionCall
 from pytest_attnaccept.kernel.cases import Case, CaseSpec, build_case, row_sample
 from pytest_attnaccept.kernel.contract import KernelContract
 from pytest_attnaccept.kernel.guard import Guard, Output, Violation
@@ -182,9 +181,14 @@ class Session:
         if z.numel():
             place = [int(x) for x in (z == z.max()).nonzero()[0]]
             where = f"batch {place[0]}, head {place[1]}, row {int(index[place[2]])}"
-            self.record([Stat(name=name, value=float(z.max()) / bound(z.numel()), limit=1.0, where=where, n=z.numel())], base.case)
+            self.record(
+                [Stat(name=name, value=float(z.max()) / bound(z.numel()), limit=1.0, where=where, n=z.numel())],
+                base.case,
+            )
 
-    def expect_same(self, name: str, base: Judged, second: Output, rows: Tensor | None = None, *, bitwise: bool = True) -> None:
+    def expect_same(
+        self, name: str, base: Judged, second: Output, rows: Tensor | None = None, *, bitwise: bool = True
+    ) -> None:
         """Record a comparison that is bitwise where the contract is deterministic, else within rounding."""
         if bitwise and self.contract.deterministic:
             self.expect_equal(name, base.output, second, base.case, rows)
@@ -192,6 +196,7 @@ class Session:
             self.expect_close(name, base, second, rows)
 
     def note_resolution(self, text: str, keys: int) -> None:
+        """Keep the resolution that was found at the longest length."""
         if keys >= self.longest:
             self.resolution = text
 
@@ -205,7 +210,9 @@ class Session:
                 unit="rows" if stat.limit == 0.5 else "x limit" if stat.limit == 1.0 else "sd",
                 n=stat.n,
                 where=f"{stat.where} of {spec.label}" if stat.where else spec.label,
-                origin=_ORIGINS.get(name, "derived: predicted deviation of the statistic, 6 deviations or false alarm 1e-6"),
+                origin=_ORIGINS.get(
+                    name, "derived: predicted deviation of the statistic, 6 deviations or false alarm 1e-6"
+                ),
                 seems=seems if not stat.ratio <= 1.0 else "",
             )
             for name, (stat, spec) in self.worst.items()
@@ -214,7 +221,11 @@ class Session:
         refusals += [Refusal(verdict=Verdict.INVALID, reason=text) for text in self.invalid]
         missing = [name for name in self.required if name not in self.rejected]
         if not refusals and (missing or not self.judged_rows):
-            reason = f"this check cannot reject {', '.join(missing)} on its own inputs" if missing else "no output row was compared"
+            reason = (
+                f"this check cannot reject {', '.join(missing)} on its own inputs"
+                if missing
+                else "no output row was compared"
+            )
             refusals.append(Refusal(verdict=Verdict.INVALID, reason=reason))
         facts = (
             Fact(name="certified_to", value=self.longest, unit="keys"),
@@ -353,5 +364,5 @@ def _resolution(rows: Rows, power: Tensor) -> tuple[str, int]:
     keys = power.shape[-1]
     median = float(power.sum(1).sqrt().median())
     weight = bound(keys) / max(median, 1e-30) / max(int(rows.count.max()), 1)
-    text = f"a key lost by every sampled row is seen when it carries more than {weight:.2g} of the mass at {int(rows.count.max())} keys"
+    text = f"a key lost in every sampled row of all heads is seen when it carries more than {weight:.2g} of the mass at {int(rows.count.max())} keys"
     return text, int(rows.count.max())

@@ -43,7 +43,9 @@ def boundary_shapes(plan: Planner) -> list[CaseSpec]:
     if plan.contract.q_lens == "any":
         found.append(plan.spec("diffuse", 2, 0, 9))
     for batch, q_len, kv_len, layout, family, variant in rows:
-        found.append(plan.spec(str(family), _int(batch), _int(q_len), _int(kv_len), str(layout), _int(variant), deep=False))
+        found.append(
+            plan.spec(str(family), _int(batch), _int(q_len), _int(kv_len), str(layout), _int(variant), deep=False)
+        )
     return plan.fits(found)
 
 

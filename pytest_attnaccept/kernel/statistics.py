@@ -245,7 +245,7 @@ def edge_scan(call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, d
         ("left", low, range(0, 8), range(-64, 0)),
     ):
         offsets = torch.tensor([*inside, *outside], device=anchor.device)
-        for chunk in offsets.split(max(1, _EDGE_ELEMENTS // max(1, error.numel()))):
+        for chunk in torch.split(offsets, max(1, _EDGE_ELEMENTS // max(1, error.numel()))):
             values, counts = _offset_filter(call, what, rows, error, deviation, diffuse, anchor[..., None] + chunk)
             for offset, value, n in zip(chunk.tolist(), values.tolist(), counts.tolist(), strict=True):
                 if n and (best is None or value > best.value):
