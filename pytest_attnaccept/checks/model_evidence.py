@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Soundness",
     "largest_difference",
+    "longest_context",
     "not_evidence",
     "pattern_of",
     "rounding_bound",
@@ -120,7 +121,7 @@ def not_evidence(session: ModelSession, tokens: int, *, identical: bool, params:
         )
     for claim in session.claims:
         missing = claim.missing_tokens(tokens)
-        if missing and not claim.missing_tokens(_longest(session, params)):
+        if missing and not claim.missing_tokens(longest_context(session, params)):
             return ()
         if missing:
             return (
@@ -139,7 +140,7 @@ def not_evidence(session: ModelSession, tokens: int, *, identical: bool, params:
     return ()
 
 
-def _longest(session: ModelSession, params: Params) -> int:
+def longest_context(session: ModelSession, params: Params) -> int:
     """Return the longest context of the plan in tokens, 0 when the plan did not say."""
     if params.given.get("longest_tier") is None or session.trained_length is None:
         return 0

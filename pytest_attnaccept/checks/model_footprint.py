@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import context_tokens, documents
-from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
+from pytest_attnaccept.checks.model_evidence import longest_context, not_evidence, pattern_of, soundness_fact
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_storage import (
     Moment,
@@ -47,7 +47,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     """Measure entries and bytes per layer at both moments in every pattern."""
     given = Params(check=params.check, given={**DEFAULTS, **params.given})
     continuation, step = given.integer("continuation", 16), given.integer("step", 8)
-    length = context_tokens(session, given, tier=given.number("tier", 1.0))
+    length = _length(session, params, given)
     data = documents(session, given, count=1, length=length, continuation=continuation)
     row, context = data.rows[0], data.rows[0].shape[1] - continuation
     base = moments(session.baseline, row, context, pattern_of(session, session.baseline, "one-shot", step))
@@ -70,6 +70,17 @@ def measure(session: ModelSession, params: Params) -> Measured:
             "baseline": [m.table() for m in base],
         },
     )
+
+
+def _length(session: ModelSession, params: Params, given: Params) -> int:
+    """Return the length of the tier, or what the knobs need where a longer tier of the plan reaches them."""
+    length, continuation = (
+        context_tokens(session, given, tier=given.number("tier", 1.0)),
+        given.integer("continuation", 16),
+    )
+    needed = max((claim.missing_tokens(length - continuation) for claim in session.claims), default=0)
+    longer = needed + needed // 4 + continuation
+    return longer if needed and longer <= longest_context(session, params) else length
 
 
 def _refusals(

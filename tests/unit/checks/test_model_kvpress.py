@@ -1,0 +1,113 @@
+"""kvpress presses are first-class candidates: both context conventions, honest ones pass, and their limits show.
+
+Needs kvpress and the transformers version that it pins (< 5.3), so it runs in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from pytest_attnaccept.candidate import Candidate
+from pytest_attnaccept.checks import open_session
+from pytest_attnaccept.engines.loading import load
+from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.measurement import Threshold
+from pytest_attnaccept.registry import Registry, check_knobs
+
+pytestmark = [
+    pytest.mark.kvpress,
+    pytest.mark.skipif(importlib.util.find_spec("kvpress") is None, reason="kvpress is not installed"),
+]
+REGISTRY = Registry.builtin()
+
+
+def stack(name, knobs):
+    return [(REGISTRY.get(name), check_knobs(REGISTRY.get(name), knobs, "test"))]
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return load(parse_spec("toy-gqa"))
+
+
+def failing(measured):
+    found = [refusal.reason for refusal in measured.refusals]
+    return found + [g.name for g in measured.gates if isinstance(g, Threshold) and not g.value <= g.limit]
+
+
+def test_a_press_holds_its_budget_in_one_shot_prefill(toy):
+    from kvpress import StreamingLLMPress
+
+    press = StreamingLLMPress(compression_ratio=0.5, n_sink=4)
+    for context in (press, lambda: press(toy.model)):
+        with open_session(
+            candidate=Candidate(context=context), baseline=toy, stack=stack("streaming_llm", {"kv_budget": 0.5})
+        ) as session:
+            assert failing(session.measure("footprint", {"patterns": ["one-shot"]})) == []
+            assert failing(session.measure("identity")) == []
+            kl = session.measure("divergence", {"documents": 4, "continuation": 32}).gates[0]
+            assert sum(kl.sums) > 0.1
+
+
+def test_a_press_agrees_with_our_own_implementation(toy):
+    """Sinks and recent entries of the same size: two implementations, one divergence."""
+    from kvpress import StreamingLLMPress
+
+    params = {"documents": 6, "continuation": 16, "step": 16}
+    member = stack("streaming_llm", {"kv_budget": 0.5})
+    results = []
+    for candidate in (Candidate(context=StreamingLLMPress(compression_ratio=0.5, n_sink=4)), None):
+        with open_session(candidate=candidate, baseline=toy, stack=member) as session:
+            results.append(sum(session.measure("perplexity", params).gates[0].sums))
+    assert results[0] == pytest.approx(results[1], rel=0.1)
+
+
+def test_chunks_that_a_press_does_not_compress_fail_the_footprint(toy):
+    from kvpress import SnapKVPress
+
+    with open_session(
+        candidate=Candidate(context=SnapKVPress(compression_ratio=0.5, window_size=16)),
+        baseline=toy,
+        stack=stack("snapkv", {"kv_budget": 0.5}),
+    ) as session:
+        found = failing(session.measure("footprint", {"patterns": ["one-shot", "chunk-64"]}))
+    assert found
+    assert all("one-shot" not in name for name in found)
+
+
+def test_a_head_wise_press_only_masks_and_fails_the_footprint(toy):
+    from kvpress import AdaKVPress, KnormPress
+
+    with open_session(
+        candidate=Candidate(context=AdaKVPress(KnormPress(compression_ratio=0.5))),
+        baseline=toy,
+        stack=stack("snapkv", {"kv_budget": 0.5}),
+    ) as session:
+        measured = session.measure("footprint", {"patterns": ["one-shot"]})
+    assert [g.seems for g in measured.gates if isinstance(g, Threshold) and "mask only" in g.seems]
+
+
+def test_a_press_with_another_length_per_layer_is_run_token_by_token(toy):
+    from kvpress import PyramidKVPress
+
+    with open_session(
+        candidate=Candidate(context=PyramidKVPress(compression_ratio=0.5, window_size=16)),
+        baseline=toy,
+        stack=stack("pyramidkv", {"kv_budget": 0.5}),
+    ) as session:
+        measured = session.measure("perplexity", {"documents": 2, "continuation": 16})
+    assert any("token by token only, because" in str(fact.value) for fact in measured.facts)
+    assert measured.refusals == ()
+
+
+def test_a_press_at_ratio_zero_never_ran(toy):
+    from kvpress import KnormPress
+
+    with open_session(
+        candidate=Candidate(context=KnormPress(compression_ratio=0.0)),
+        baseline=toy,
+        stack=stack("h2o", {"kv_budget": 0.5}),
+    ) as session:
+        assert ["never ran" in reason for reason in failing(session.measure("needle-1x", {"contexts": 2}))] == [True]
