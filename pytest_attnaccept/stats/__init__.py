@@ -107,13 +107,6 @@ if TYPE_CHECKING:
         smallest_margin,
         underpowered,
     )
-    from pytest_attnaccept.stats.profile_power import (
-        GatePlan,
-        ProfilePower,
-        gate_power,
-        items_for_profile,
-        profile_power,
-    )
     from pytest_attnaccept.stats.sequential import (
         LOOKS,
         Monitor,
@@ -122,6 +115,13 @@ if TYPE_CHECKING:
         matrix_plan,
         order_digest,
         plan_looks,
+    )
+    from pytest_attnaccept.stats.sizing import (
+        GatePlan,
+        ProfilePower,
+        gate_power,
+        items_for_profile,
+        profile_power,
     )
     from pytest_attnaccept.stats.spending import increment_levels, joint_levels
 
@@ -216,7 +216,7 @@ _WHERE = {
         "smallest_margin",
         "underpowered",
     ),
-    "profile_power": (
+    "sizing": (
         "GatePlan",
         "ProfilePower",
         "gate_power",
