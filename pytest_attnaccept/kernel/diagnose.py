@@ -22,7 +22,7 @@ from pytest_attnaccept.kernel.guard import Violation
 from pytest_attnaccept.kernel.hypotheses import alternatives, subset_of
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.session import Judged, Session, judge_output
-from pytest_attnaccept.kernel.statistics import Stat
+from pytest_attnaccept.kernel.statistics import Stat, bound
 
 __all__ = ["describe", "describe_pairs", "shrink", "snippet", "telling"]
 
@@ -30,6 +30,7 @@ _LN2 = math.log(2.0)
 _EXPLAINED = 0.05
 _SHRINK_CALLS = 12
 _TELLING_KEYS = 1100
+_KEY_SHARE = 0.05
 
 _PAIRS = {
     "future": "a key after the causal limit is read (mask one too far, or the tail of a tile)",
@@ -203,14 +204,14 @@ def _other_precision(judged: Judged) -> str:
     case = judged.case
     if case.contract.dtype == "float32":
         return ""
-    for field, value, text in (
-        ("probability_dtype", "input", "probabilities"),
-        ("score_dtype", "input", "scores"),
-    ):
-        if getattr(case.contract, field) != value:
-            other = replace(case, contract=replace(case.contract, **{field: value}))
-            if not judge_output(other, judged.output).failed:
-                return f"{text} rounded to {case.contract.dtype} (declare {field}={value!r} if that is intended)"
+    contract = case.contract
+    declared = (
+        ("probability_dtype='input'", "probabilities", replace(contract, probability_dtype="input")),
+        ("score_dtype='input'", "scores", replace(contract, score_dtype="input")),
+    )
+    for keyword, text, changed in declared:
+        if changed != contract and not judge_output(replace(case, contract=changed), judged.output).failed:
+            return f"{text} rounded to {contract.dtype} (declare {keyword} if that is intended)"
     return ""
 
 
@@ -222,7 +223,9 @@ def _subset(judged: Judged, bad: Tensor) -> str:
     answers = []
     for batch, head, row in places[:4]:
         found = subset_of(judged, batch, head, row)
-        if found is None or not found.rest <= 3.0:
+        before = float((judged.error[batch, head, row].square() / judged.deviation.variance[batch, head, row]).mean())
+        # Fewer keys round more than the predicted deviation of the full row says.
+        if found is None or not found.rest <= max(3.0, min(100.0, 0.01 * before)):
             return ""
         answers.append(found.text)
     return max(set(answers), key=answers.count) if answers else ""
@@ -260,13 +263,19 @@ def _low_rank(judged: Judged, bad: Tensor) -> str:
 
 def _from_statistics(judged: Judged) -> str:
     by_name: dict[str, Stat] = {stat.name: stat for stat in judged.stats if not stat.ratio <= 1.0}
+    energy = next((stat.value * stat.n for stat in judged.stats if stat.name == "z2"), math.inf)
     for name in ("edge", "scan.heads", "scan"):
-        if name in by_name:
-            return f"a wrong weight of one key: {by_name[name].where}"
-    for name, text in (("gain", "a wrong normaliser"), ("scale", "a wrong temperature")):
-        stat = by_name.get(name) or by_name.get(f"{name}.head")
-        if stat is not None:
-            return f"{text}: {stat.where}"
+        stat = by_name.get(name)
+        # One wrong key explains the error when its filter carries a good part of the whole squared error.
+        if stat is not None and (stat.value * bound(stat.n)) ** 2 > _KEY_SHARE * energy:
+            return f"a wrong weight of one key: {stat.where}"
+    shapes = {"gain": "a wrong normaliser", "scale": "a wrong temperature"}
+    projections = [stat for name, stat in by_name.items() if name.split(".")[0] in shapes]
+    strongest = max(projections, key=lambda stat: stat.ratio, default=None)
+    if strongest is not None and strongest.value**2 > _KEY_SHARE * energy:
+        return f"{shapes[strongest.name.split('.')[0]]}: {strongest.where}"
+    if strongest is not None and not {"maxz", "excess", "z2"} & set(by_name):
+        return f"{shapes[strongest.name.split('.')[0]]}: {strongest.where}"
     ratio = float((judged.error.nan_to_num().square() / judged.deviation.variance).mean())
     bits = 0.5 * math.log2(max(ratio, 1.0))
     dtype = judged.case.contract.dtype

@@ -150,7 +150,10 @@ def _rounded(judged: Judged) -> Iterator[tuple[str, AttentionCall]]:
     for text, quantize in quantizers:
         yield text, replace(call, k=quantize(call.k), v=quantize(call.v))
     fp8 = _fp8(None)
+    scaled = _fp8((0, 1, 2, 3))
     yield "FP8 (e4m3) rounding of Q, K and V", replace(call, q=fp8(call.q), k=fp8(call.k), v=fp8(call.v))
+    changed = replace(call, q=scaled(call.q), k=scaled(call.k), v=scaled(call.v))
+    yield "FP8 (e4m3) rounding of Q, K and V with one scale per tensor", changed
 
 
 def _fp8(dims: tuple[int, ...] | None) -> Callable[[Tensor], Tensor]:

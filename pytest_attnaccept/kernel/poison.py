@@ -143,7 +143,7 @@ def _filler(shape: tuple[int, ...], case: Case, generator: torch.Generator, mode
 
 
 def _masks_of_pages(case: Case) -> tuple[Tensor, Tensor]:
-    """Return ``(named, data)``: pages that some table entry names, and pages that hold valid tokens, each ``(num_pages,)`` bool."""
+    """Return ``(num_pages,)`` bool masks: pages that some table entry names, and pages that hold valid tokens."""
     table = case.call.block_table
     lengths = case.call.kv_lengths
     if table is None or lengths is None:

@@ -324,4 +324,5 @@ def _mean_value(call: AttentionCall, what: Semantics) -> Tensor:
     for start in range(0, longest, 16384):
         total += gather_keys(call, what, start, min(start + 16384, longest))[1].sum(2, keepdim=True)
     mean = total / what.lengths.clamp_min(1)[:, None, None, None]
-    return mean[:, what.head_map]
+    per_head: Tensor = mean[:, what.head_map]
+    return per_head

@@ -69,7 +69,8 @@ def _load(device: str) -> Iterator[None]:
     def work() -> None:
         generator = torch.Generator().manual_seed(0)
         a = torch.randn(192, 192, generator=generator).to(device)
-        stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        cuda = torch.device(device).type == "cuda"
+        stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
         while not stop.is_set():
             if stream is None:
                 _ = a @ a

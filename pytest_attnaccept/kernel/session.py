@@ -364,5 +364,6 @@ def _resolution(rows: Rows, power: Tensor) -> tuple[str, int]:
     keys = power.shape[-1]
     median = float(power.sum(1).sqrt().median())
     weight = bound(keys) / max(median, 1e-30) / max(int(rows.count.max()), 1)
-    text = f"a key lost in every sampled row of all heads is seen when it carries more than {weight:.2g} of the mass at {int(rows.count.max())} keys"
-    return text, int(rows.count.max())
+    visible = int(rows.count.max())
+    text = f"a key lost in every sampled row of all heads is seen when it carries more than {weight:.2g} of the mass"
+    return f"{text} at {visible} keys", visible
