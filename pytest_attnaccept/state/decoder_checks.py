@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from pytest_attnaccept.measurement import Threshold
 from pytest_attnaccept.state.decoder_contract import DecoderPlan
@@ -23,6 +24,7 @@ __all__ = ["ALPHA", "Evidence", "Setting", "compare", "gates", "looks_like"]
 ALPHA = 1e-6
 _RANK_BINS = 20
 _PAIR_BINS = 6
+_TAILS = (0.05, 0.01, 0.001)
 # An explanation is named when the draws do not contradict it at this level.
 _PLAUSIBLE = 1e-3
 
@@ -88,6 +90,7 @@ def _positions(target: TargetModel, setting: Setting, draws: list[Tokens], seed:
         n=len(draws),
         where=_excluded(impossible, len(draws), at),
     )
+    yield from _tails(np.array([likelier for row in rows for likelier, _ in row]), at)
     for kind, order in enumerate(("probability", "token number")):
         for place in range(noise.shape[1]):
             column = np.array([row[place][kind] for row in rows if len(row) > place])
@@ -96,6 +99,17 @@ def _positions(target: TargetModel, setting: Setting, draws: list[Tokens], seed:
         pairs = np.array([row[place][kind] for row in rows for place in range(len(row) // 2 * 2)]).reshape(-1, 2)
         name = f"consecutive ranks by {order}, {at}"
         yield Evidence(name=name, p=_pairs_p(pairs), n=len(pairs), where=f"{at}, pairs of new tokens ({order})")
+
+
+def _tails(ranks: np.ndarray[tuple[int], np.dtype[np.float64]], at: str) -> Iterator[Evidence]:
+    """Yield exact binomial tests of how often unlikely tokens come, over all positions."""
+    for tail in _TAILS:
+        seen = int((ranks > 1 - tail).sum())
+        p = min(
+            1.0, 2 * float(min(stats.binom.sf(seen - 1, len(ranks), tail), stats.binom.cdf(seen, len(ranks), tail)))
+        )
+        where = f"{at}, tokens in the last {tail:g} of the probability: {seen} of {len(ranks)}, expected {tail * len(ranks):.0f}"
+        yield Evidence(name=f"tokens in the last {tail:g} of the probability, {at}", p=p, n=len(ranks), where=where)
 
 
 def _excluded(impossible: list[tuple[int, Tokens]], total: int, at: str) -> str:

@@ -71,7 +71,7 @@ class DecoderPlan:
 
 
 _PLANS = {
-    "smoke": DecoderPlan(greedy_prompts=6, greedy_tokens=32, prompts=1, draws=3000),
+    "smoke": DecoderPlan(greedy_prompts=12, greedy_tokens=24, prompts=1, draws=3000),
     "": DecoderPlan(greedy_prompts=16, greedy_tokens=64, prompts=2, draws=12_000, paths=3000),
 }
 

@@ -86,6 +86,7 @@ class TargetModel:
         self.calls = 0
         self._target, self._vocab, self._device = target, vocab_size, device
         self._logits: dict[Tokens, torch.Tensor] = {}
+        self._shares: dict[tuple[Tokens, float, tuple[tuple[str, float], ...]], Floats] = {}
 
     def logits(self, tokens: Tokens) -> torch.Tensor:
         """Return the logits ``(vocab,)`` after a context, as the target gave them, on the CPU."""
@@ -112,6 +113,13 @@ class TargetModel:
 
     def probabilities(self, tokens: Tokens, temperature: float, sampling: Mapping[str, float]) -> Floats:
         """Return the next-token distribution ``(vocab,)`` in float64."""
+        key = (tokens, temperature, tuple(sampling.items()))
+        known = self._shares.get(key)
+        if known is None:
+            known = self._shares[key] = self._filtered(tokens, temperature, sampling)
+        return known
+
+    def _filtered(self, tokens: Tokens, temperature: float, sampling: Mapping[str, float]) -> Floats:
         scores = self.logits(tokens).to(torch.float64) / temperature
         if "top_k" in sampling:
             kth = scores.topk(min(int(sampling["top_k"]), self._vocab)).values[-1]
