@@ -170,27 +170,36 @@ def _model_depth(kind: Kind, profile: Profile) -> tuple[Requirement, ...]:
     if kind is Kind.ARCHITECTURE:
         # Another model has no identity setting and no KV claim; its quality is still compared with what it replaces.
         checks = {k: v for k, v in checks.items() if k in ("perplexity", "needle")}
+    # A window of 4096 cannot act on a prompt of 1k, which is no reason against that item when another one reaches it.
+    reach = {"longest_tier": _longest_tier(profile)}
     depth: list[Requirement] = []
     for check, reason in checks.items():
         if check not in profile.checks:
             continue
-        if check == "needle":
-            depth.extend(_needles(profile, reason))
-        else:
-            depth.append(Requirement(check=check, reason=reason, params=profile.check_params(check)))
+        params = {**profile.check_params(check), **reach}
+        depth.extend(
+            _needles(params, reason) if check == "needle" else [Requirement(check=check, reason=reason, params=params)]
+        )
     if kind is Kind.ARCHITECTURE:
         depth.extend(Requirement(check=c, reason=r, exists=False) for c, r in FULL_EVALUATION.items())
     return tuple(depth)
 
 
-def _needles(profile: Profile, reason: str) -> list[Requirement]:
-    params = dict(profile.check_params("needle"))
-    tiers = cast("list[float]", params.pop("tiers"))
+def _longest_tier(profile: Profile) -> float:
+    """Return the longest context of the whole plan, in trained lengths."""
+    tiers = [params.get("tier", 0) for params in profile.checks.values()]
+    tiers += cast("list[object]", profile.checks.get("needle", {}).get("tiers", []))
+    return max(float(str(t)) for t in tiers)
+
+
+def _needles(params: Mapping[str, object], reason: str) -> list[Requirement]:
+    given = dict(params)
+    tiers = cast("list[float]", given.pop("tiers"))
     return [
         Requirement(
             check=f"needle-{tier:g}x",
             reason=f"{reason}; context {tier:g} x the trained length",
-            params={**params, "tier": tier},
+            params={**given, "tier": tier},
         )
         for tier in tiers
     ]

@@ -21,12 +21,13 @@ def plan_lines(plan: Plan, profile: Profile) -> list[str]:
     cells: dict[str, list[PlannedItem]] = {}
     for item in plan.items:
         cells.setdefault(item.cell, []).append(item)
+    family = sum(i.check.split("-")[0] in ("divergence", "perplexity", "needle") for i in plan.items)
     for cell, items in cells.items():
         first = items[0]
         lines.append(f"{cell}: {first.stack} [{first.kind}, accept.{first.surface}]")
         for item in items:
             lines.append(f"  {item.check:<14} {item.reason}")
-            lines += [f"  {'':<14} {text}" for text in (_sample(item, profile), _cost(item)) if text]
+            lines += [f"  {'':<14} {text}" for text in (_sample(item, profile, family), _cost(item)) if text]
         missing = not_gated_yet(Kind(first.kind), Surface(first.surface), profile)
         if missing:
             lines.append(f"  not gated yet: {'; '.join(f'{check} ({reason})' for check, reason in missing.items())}")
@@ -37,7 +38,7 @@ def plan_lines(plan: Plan, profile: Profile) -> list[str]:
     return lines
 
 
-def _sample(item: PlannedItem, profile: Profile) -> str:
+def _sample(item: PlannedItem, profile: Profile, family: int) -> str:
     """Return sample size, margin and power of one item, in words."""
     if not item.exists:
         return "INCOMPLETE: this version cannot measure it, so this profile cannot pass"
@@ -45,7 +46,7 @@ def _sample(item: PlannedItem, profile: Profile) -> str:
     params: Mapping[str, object] = item.params
     if name == "needle" and "needle" in item.limits:
         questions = int(str(params.get("questions_per_context", 1)))
-        return _needle_power(int(str(params.get("contexts", 0))), questions, item.limits["needle"], profile)
+        return _needle_power(int(str(params.get("contexts", 0))), questions, item.limits["needle"], profile, family)
     if name in ("perplexity", "divergence"):
         documents = int(str(params.get("documents", 0)))
         limits = {
@@ -56,26 +57,31 @@ def _sample(item: PlannedItem, profile: Profile) -> str:
     return "deterministic: no sampling error"
 
 
-def _needle_power(contexts: int, questions: int, margin: float, profile: Profile) -> str:
-    """Say what the sample can show.
+def _needle_power(contexts: int, questions: int, margin: float, profile: Profile, family: int) -> str:
+    """Say what the sample can show and what it costs on average, by exact enumeration of the planned looks.
 
     The mean of k independent answers of one context varies like one answer with a k-th of the discordance.
     """
-    from pytest_attnaccept.stats.planning import items_needed, minimum_detectable_loss, power, smallest_margin
+    from pytest_attnaccept.stats.characteristics import operating_characteristics
+    from pytest_attnaccept.stats.planning import items_needed, minimum_detectable_loss, smallest_margin
+    from pytest_attnaccept.stats.sequential import INFLATION, plan_looks
 
     alpha, discordance = profile.alpha, profile.discordance / questions
-    chance = power(contexts, margin, discordance=discordance, alpha=alpha)
-    need = items_needed(margin, discordance=discordance, alpha=alpha)
-    least = smallest_margin(contexts, discordance=discordance, alpha=alpha)
+    plan = plan_looks(contexts, margin, alpha_pass=alpha, alpha_fail=alpha / max(1, family))
+    harmless = operating_characteristics(plan, discordance / 2, discordance / 2)
+    least = smallest_margin(round(contexts / INFLATION), discordance=discordance, alpha=alpha)
     detect = minimum_detectable_loss(contexts, margin, discordance=discordance, alpha=alpha)
-    text = f"n={contexts} contexts x {questions} questions, margin {margin:g}, power {chance:.3f} at zero loss and {profile.discordance:.0%} of answers differing"
-    if chance < 0.9:
-        text += f"; UNDERPOWERED: needs n={need}"
-    shown = [
-        f"smallest certifiable margin {least:.3f}" if least else "",
-        f"a loss of {detect:.3f} FAILS with 80 %" if detect else "",
-    ]
-    return "; ".join([text, *filter(None, shown)])
+    text = (
+        f"at most n={contexts} contexts x {questions} questions in {len(plan.looks)} looks, margin {margin:g}: a harmless change"
+        f" ({profile.discordance:.0%} of answers differ, no loss) passes with {harmless.passes:.3f} after {harmless.mean_items:.0f}"
+        " contexts on average"
+    )
+    if harmless.passes < 0.9:
+        need = items_needed(margin, discordance=discordance, alpha=alpha)
+        text += f"; UNDERPOWERED: needs n={'more than can be planned' if need is None else round(need * INFLATION)}"
+    if least is not None:
+        text += f"; smallest margin this n can certify {least:.3f}"
+    return text + (f"; a loss of {detect:.3f} FAILS with 80 %" if detect is not None else "")
 
 
 def _cost(item: PlannedItem) -> str:

@@ -1,0 +1,58 @@
+"""Every profile, every method that the package applies: one candidate exits 0, one fails the stated check."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from acceptance.cases import CASES, PERFORMANCE, PROFILES, Case, good_knobs, source_of
+
+
+QUICK = ("smoke",)
+GATED = [p for p in PROFILES if p not in ("serving", "release")]
+
+
+def combinations(profiles):
+    return [
+        pytest.param(p, c, id=f"{p}-{c.method}", marks=[] if p in QUICK else [pytest.mark.full])
+        for p in profiles
+        for c in CASES
+    ]
+
+
+def run(pytester: pytest.Pytester, profile: str, text: str):
+    pytester.makepyfile(test_case=text)
+    result = pytester.runpytest_inprocess(
+        f"--accept-profile={profile}", "--accept-model=toy-gqa", "-p", "no:cacheprovider"
+    )
+    verdicts = json.loads((pytester.path / ".attnaccept" / "verdict.json").read_text(encoding="utf-8"))
+    return result, {i["item"].rsplit("[", 1)[1][:-1]: i for i in verdicts["items"]}, verdicts["verdict"]
+
+
+@pytest.mark.parametrize(("profile", "case"), combinations(GATED))
+def test_a_good_candidate_exits_zero(pytester: pytest.Pytester, profile: str, case: Case) -> None:
+    result, items, verdict = run(pytester, profile, source_of(case, good_knobs(case, profile)))
+    assert {n: i["headline"] for n, i in items.items() if i["verdict"] != "PASS"} == {}
+    assert (result.ret, verdict) == (0, "PASS")
+
+
+@pytest.mark.parametrize(("profile", "case"), combinations(PROFILES))
+def test_a_bad_candidate_fails_the_stated_check(pytester: pytest.Pytester, profile: str, case: Case) -> None:
+    result, items, verdict = run(pytester, profile, source_of(case, case.bad, case.candidate))
+    failed = [n for n, i in items.items() if i["verdict"] == "FAIL"]
+    assert any(n.startswith(case.check) for n in failed), items
+    assert (result.ret, verdict) == (1, "FAIL")
+
+
+@pytest.mark.parametrize("profile", ["serving", pytest.param("release", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "case", [c if c.method == "kv8" else pytest.param(c, marks=pytest.mark.full) for c in CASES], ids=lambda c: c.method
+)
+def test_a_profile_that_needs_performance_is_incomplete_and_names_exactly_what_is_missing(
+    pytester: pytest.Pytester, profile: str, case: Case
+) -> None:
+    result, items, verdict = run(pytester, profile, source_of(case, good_knobs(case, profile)))
+    assert tuple(n for n, i in items.items() if i["verdict"] != "PASS") == PERFORMANCE
+    assert {i["verdict"] for n, i in items.items() if n in PERFORMANCE} == {"INCOMPLETE"}
+    assert (result.ret, verdict) == (1, "INCOMPLETE")

@@ -1,0 +1,128 @@
+"""The command line without pytest and without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from pytest_attnaccept.__main__ import COMMANDS, main
+from pytest_attnaccept.matrix import Plan, PlannedItem
+from pytest_attnaccept.records import Metric, Record, RecordWriter
+from pytest_attnaccept.shards import Shards
+from pytest_attnaccept.taxonomy import Verdict
+
+
+def planned(check: str, cell: str = "suite::gqa.prod") -> PlannedItem:
+    return PlannedItem(
+        cell=cell, check=check, kind="approximate", surface="model", methods=("kv8",), stack="kv8", reason="r",
+        profile="smoke", static=f"s-{check}",
+    )  # fmt: skip
+
+
+def record(item: PlannedItem, run: str, verdict: Verdict = Verdict.PASS) -> Record:
+    return Record(
+        item=item.id, cell=item.cell, check=item.check, kind=item.kind, surface=item.surface, stack=item.stack,
+        methods=item.methods, profile=item.profile, verdict=verdict, headline=f"{verdict.value} {item.id}: 好", run_id=run,
+        static=item.static, time="2026-01-01T00:00:00",
+        metrics=(Metric(name="needle", verdict=verdict.value, effect=0.01, ci_low=-0.01, ci_high=0.03, n=100, limit=0.05),),
+    )  # fmt: skip
+
+
+def write(folder: Path, plan: Plan, records: list[Record], run: str) -> None:
+    Shards(folder, run_id=run, resume=False).write_plan(plan, "main")
+    writer = RecordWriter(folder, f"{run}.main")
+    for entry in records:
+        writer.append(entry)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    a, b = planned("identity"), planned("needle-1x")
+    write(tmp_path / "one", Plan(items=(a,), profile="smoke"), [record(a, "r1")], "r1")
+    write(tmp_path / "two", Plan(items=(b,), profile="smoke"), [record(b, "r2")], "r2")
+    return tmp_path
+
+
+def test_shards_are_judged_together(shards, capsys):
+    assert main(["verdict", str(shards), "--html", str(shards / "g.html"), "--junit", str(shards / "j.xml")]) == 0
+    assert "GATE PASS under profile smoke: 2 of 2 items PASS" in capsys.readouterr().out
+    suite = ET.parse(shards / "j.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
+    assert "needle-1x" in (shards / "g.html").read_text(encoding="utf-8")
+
+
+def test_a_lost_record_is_incomplete(shards, capsys):
+    next((shards / "two").glob("records.*")).unlink()
+    assert main(["verdict", str(shards), "--junit", str(shards / "j.xml")]) == 1
+    assert "INCOMPLETE suite::gqa.prod[needle-1x]: not measured" in capsys.readouterr().out
+    assert ET.parse(shards / "j.xml").getroot()[0].get("failures") == "1"
+
+
+def test_a_lost_plan_is_an_error(shards, capsys):
+    next((shards / "two").glob("plan.*")).unlink()
+    assert main(["verdict", str(shards)]) == 1
+    assert "records without a plan" in capsys.readouterr().out
+
+
+def test_a_failing_record_fails(shards, capsys):
+    item = planned("needle-1x")
+    RecordWriter(shards / "two", "r2.gw0").append(record(item, "r2", Verdict.FAIL))
+    assert main(["verdict", str(shards)]) == 1
+    assert "FAIL suite::gqa.prod[needle-1x]" in capsys.readouterr().out
+
+
+def test_merge_then_verdict(shards, tmp_path, capsys):
+    out = tmp_path / "all"
+    assert main(["merge", str(shards / "one"), str(shards / "two"), "--out", str(out)]) == 0
+    assert main(["verdict", str(out)]) == 0
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["merge", str(shards / "one"), str(empty), "--out", str(tmp_path / "x")]) == 2
+    assert "measured nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["verdict", "nowhere"], ["verdikt"], [], ["plan", "nowhere.accept.yaml"], ["methods", "--method", "h20"]]
+)
+def test_bad_input_is_two(argv, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+
+
+def test_an_empty_folder_is_two(tmp_path):
+    assert main(["verdict", str(tmp_path)]) == 2
+
+
+def test_methods_lists_every_method_with_its_checks(capsys):
+    assert main(["methods", "--profile", "release"]) == 0
+    out = capsys.readouterr().out
+    for name in ("flash_attention", "h2o", "kv4", "mamba", "prefix_cache", "w4a16"):
+        assert name in out
+    assert "INCOMPLETE: this version cannot measure it" in out
+
+
+def test_no_command_imports_torch(shards):
+    code = (
+        "import sys; from pytest_attnaccept.__main__ import main\n"
+        f"main(['methods']); main(['verdict', {str(shards)!r}])\n"
+        "main(['budget', '--weights-gb', '13', '--kv-gb', '2', '--bandwidth-gbs', '2000'])\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'torch was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_is_described():
+    assert list(COMMANDS) == ["methods", "plan", "merge", "verdict", "report", "compare", "budget"]
+    assert all(c.__doc__ for c in COMMANDS.values())
+
+
+def test_plan_of_a_shipped_suite_shows_power(capsys):
+    suite = Path(__file__).parents[2] / "suites" / "longctx.accept.yaml"
+    assert main(["plan", str(suite), "--profile", "longctx"]) == 0
+    out = capsys.readouterr().out
+    assert "needle-1x" in out
+    assert "at most n=220 contexts x 4 questions in 8 looks, margin 0.05" in out
+    assert "passes with 0.99" in out
