@@ -80,12 +80,14 @@ PREFIX_CACHE = {
     "programs": "insert, match, fetch and evict against a plain dictionary of prefixes",
     "identity": "what differs in the identity is never shared",
     "collisions": "a hash is not a proof: colliding and truncated hashes must not share",
+    "blocks": "partial blocks and block edges",
     "eviction": "evicted and re-inserted entries, and entries in use",
 }
 DECODER = {
     "greedy": "greedy output equals the target's up to certified near-ties",
     "distribution": "sampled tokens follow the target's distribution jointly",
-    "reproducible": "the seed decides the sample, nothing else does",
+    "seeds": "the seed decides the sample, nothing else does",
+    "state": "nothing of one request shows in the next",
     "steps": "acceptance length and step factor, where the candidate reports them",
 }
 MODEL_EXACT = {

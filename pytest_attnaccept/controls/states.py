@@ -1,4 +1,4 @@
-"""A cache and a prefix cache that are right, and the same with one mistake each."""
+"""A cache, a prefix cache and a decoder that are right, and the same with one mistake each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_attnaccept.controls import Control
 from pytest_attnaccept.state.cache import make_cache_contract, measure_cache
+from pytest_attnaccept.state.decoder import make_decoder_contract, measure_decoder
 from pytest_attnaccept.state.prefix import make_prefix_contract, measure_prefix_cache
 from pytest_attnaccept.taxonomy import Verdict
 
@@ -26,7 +27,9 @@ class ListCache:
     def append(self, seq: int, keys: Tensor, values: Tensor) -> None:
         """Append keys and values (kv_heads, n, head_dim)."""
         old = self._kv.get(seq)
-        self._kv[seq] = (keys, values) if old is None else (torch.cat([old[0], keys], 1), torch.cat([old[1], values], 1))
+        self._kv[seq] = (
+            (keys, values) if old is None else (torch.cat([old[0], keys], 1), torch.cat([old[1], values], 1))
+        )
 
     def attend(self, seq: int, queries: Tensor) -> Tensor:
         """Return causal attention of the last n positions: (q_heads, n, head_dim)."""
@@ -111,8 +114,33 @@ class IgnoresIdentity(PrefixStore):
     identified = False
 
 
+def _target(tokens: Tensor) -> Tensor:
+    """Return logits (vocab,) that depend on the last two tokens."""
+    last = int(tokens[-1]) * 7 + (int(tokens[-2]) if tokens.numel() > 1 else 0) * 3
+    return torch.cos(torch.arange(8, dtype=torch.float64) * (1.3 + last % 11))
+
+
+def samples(prompt: Tensor, max_new_tokens: int, temperature: float, seed: int, *, heat: float = 1.0) -> Tensor:
+    """Decode one token after the other from the target; `heat` multiplies the temperature (1.0 is right)."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = prompt
+    for _ in range(max_new_tokens):
+        logits = _target(tokens)
+        if temperature == 0:
+            chosen = logits.argmax().reshape(1)
+        else:
+            chosen = torch.multinomial(torch.softmax(logits / (temperature * heat), -1), 1, generator=generator)
+        tokens = torch.cat([tokens, chosen])
+    return tokens[prompt.numel() :]
+
+
+def too_hot(prompt: Tensor, max_new_tokens: int, temperature: float, seed: int) -> Tensor:
+    """Mistake: the target is sampled at another temperature."""
+    return samples(prompt, max_new_tokens, temperature, seed, heat=1.5)
+
+
 def controls(seed: int, device: str) -> Iterator[Control]:
-    """Yield the controls of the surfaces ``cache`` and ``prefix_cache``; they run on the CPU whatever the device."""
+    """Yield the controls of the surfaces ``cache``, ``prefix_cache`` and ``decoder``; they run on the CPU whatever the device."""
     del device
     bad, good = frozenset({Verdict.FAIL, Verdict.INVALID}), frozenset({Verdict.PASS})
     contract = make_cache_contract(
@@ -134,3 +162,11 @@ def controls(seed: int, device: str) -> Iterator[Control]:
     ):
         run = partial(measure_prefix_cache, check, store, prefix, seed=seed, device="cpu", programs=30)
         yield Control(surface="prefix_cache", name=name, check=check, expected=expected, measure=run)
+    decoder = make_decoder_contract(vocab_size=8)
+    for name, check, candidate, expected in (
+        ("correct decoder", "greedy", samples, good),
+        ("correct decoder", "distribution", samples, good),
+        ("sampled at another temperature", "distribution", too_hot, bad),
+    ):
+        decode = partial(measure_decoder, check, candidate, _target, decoder, seed=seed, device="cpu", profile="smoke")
+        yield Control(surface="decoder", name=name, check=check, expected=expected, measure=decode)

@@ -12,9 +12,7 @@ __all__ = ["controls"]
 
 
 def _counts(losses: int, gains: int, n: int, base_correct: int) -> Measured:
-    return Measured(
-        gates=(PairedCounts(name="needle", losses=losses, gains=gains, n=n, base_correct=base_correct),)
-    )
+    return Measured(gates=(PairedCounts(name="needle", losses=losses, gains=gains, n=n, base_correct=base_correct),))
 
 
 def controls() -> Iterator[Control]:

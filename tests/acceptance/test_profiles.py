@@ -8,7 +8,6 @@ import pytest
 
 from acceptance.cases import CASES, PERFORMANCE, PROFILES, Case, good_knobs, source_of
 
-
 QUICK = ("smoke",)
 GATED = [p for p in PROFILES if p not in ("serving", "release")]
 
