@@ -76,7 +76,6 @@ CACHE = {
     "rollback": "truncated positions never come back",
 }
 PREFIX_CACHE = {
-    "edges": "lengths at and around every page and window edge",
     "programs": "insert, match, fetch and evict against a plain dictionary of prefixes",
     "identity": "what differs in the identity is never shared",
     "collisions": "a hash is not a proof: colliding and truncated hashes must not share",

@@ -117,7 +117,7 @@ class IgnoresIdentity(PrefixStore):
 def _target(tokens: Tensor) -> Tensor:
     """Return logits (vocab,) that depend on the last two tokens."""
     last = int(tokens[-1]) * 7 + (int(tokens[-2]) if tokens.numel() > 1 else 0) * 3
-    return torch.cos(torch.arange(8, dtype=torch.float64) * (1.3 + last % 11))
+    return 2 * torch.cos(torch.arange(8, dtype=torch.float64) * (1.3 + last % 11) + last)
 
 
 def samples(prompt: Tensor, max_new_tokens: int, temperature: float, seed: int, *, heat: float = 1.0) -> Tensor:
