@@ -45,8 +45,14 @@ __all__ = [
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1.0)
 """Information fractions of the recommended design (reference: statistics 2.1)."""
 
-STAGES = (1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Stages n0/2, n0, 2 n0, 4 n0 of the adaptive matrix (reference: statistics, section 4)."""
+STAGES = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 1.0)
+"""Stages n0/2, 3/4 n0, n0, 3/2 n0, 2 n0, 4 n0 of the adaptive matrix.
+
+The study's four stages (statistics, section 4) and two between them. Exact enumeration of a harmless cell at n0 = 980 and
+margin 2 %: mean cost 1.34 n0 for four stages with t ** 1.5, 1.19 with linear spending, 1.05 for these six."""
+
+STAGE_RHO = 1.0
+"""Linear spending over the stages: a matrix is mostly harmless cells, which should be decided early."""
 
 INFLATION = 1.14
 """n_max over the fixed n of equal power (reference: statistics 2.2)."""
@@ -142,7 +148,9 @@ def matrix_plan(n0: int, margin: float, cells: int, *, alpha: float = DEFAULT_AL
     """Fix the stages of one cell of an adaptive matrix: PASS at alpha per cell, FAIL at alpha over all cells."""
     if cells < 1:
         raise ContractError(f"a matrix has at least one cell, not {cells}")
-    return plan_looks(4 * n0, margin, alpha_pass=alpha, alpha_fail=alpha / cells, fractions=STAGES, seed=seed)
+    return plan_looks(
+        4 * n0, margin, alpha_pass=alpha, alpha_fail=alpha / cells, fractions=STAGES, rho=STAGE_RHO, seed=seed
+    )
 
 
 def item_order(identifiers: Iterable[str], seed: int) -> list[str]:

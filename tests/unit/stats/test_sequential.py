@@ -227,7 +227,7 @@ def test_curtailment_refuses_counts_beyond_the_plan():
 
 def test_matrix_plan_divides_the_fail_budget():
     plan = matrix_plan(500, 0.02, cells=144)
-    assert plan.looks == (250, 500, 1000, 2000)
+    assert plan.looks == (250, 375, 500, 750, 1000, 2000)
     assert plan.alpha_fail == pytest.approx(0.05 / 144)
     with pytest.raises(ContractError, match="at least one cell"):
         matrix_plan(500, 0.02, cells=0)
