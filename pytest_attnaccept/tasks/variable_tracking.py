@@ -1,9 +1,10 @@
-"""Can the model follow a chain of references? (`variable_tracking`: who works with whom, and where)
+"""Can the model follow a chain of references? (`variable_tracking`: who works with whom, and so where)
 
-Each chain starts with a city and hands it on by name, link by link, in order but interleaved with the other chains; the
-question is about its last member, whose sentence names no city. The early link looks useless until then, which is what
-scores by past attention get wrong. Guessing among the cities of the context is right once in ``chains``.
-``ask="any"`` asks about members anywhere in their chains.
+Each chain starts with a city and hands it on by name, link by link, in order but interleaved with the other chains. The
+question is about its last member; the answer names every member on the way and then the city ("Carol works with" ->
+" Bob. Bob works with Alice. Alice works in Paris"), so each link is looked up once and every one of them is needed. The
+early link looks useless until then, which is what scores by past attention get wrong. Foils are the ends of the other
+chains: who guesses among them is right once in ``chains``. ``ask="any"`` asks about members anywhere in their chains.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ def _check(chains: int, hops: int, questions: int, ask: str, filler: str) -> Non
         raise ContractError(f"variable_tracking: filler={filler!r} is unknown. Allowed: varied, repeat.")
 
 
+def _trail(chain: list[str], city: str, link: int) -> str:
+    """What follows "NAME works with" (or "in") for the given member, down to the city."""
+    names = [f" {name}. {name} works {'with' if number else 'in'}" for number, name in enumerate(chain[:link])]
+    return "".join(reversed(names)) + f" {city}"
+
+
 def variable_tracking(
     *,
     fit: Callable[[str], int],
@@ -71,21 +78,24 @@ def variable_tracking(
             for link in range(1, hops + 1)
         ]
     links = [hops] if ask == "last" else range(hops + 1)
+    links = [hops] if ask == "last" else range(hops + 1)
     asked = stream.sample([(c, link) for c in range(chains) for link in links], questions)
     texts = [f" Where does {members[c][link]} work?" for c, link in asked]
-    prefixes = [f" {members[c][link]} works in" for c, link in asked]
-    endings = [f"{t}{p} {cities[c]}" for t, p, (c, _) in zip(texts, prefixes, asked, strict=True)]
+    prefixes = [f" {members[c][link]} works {'with' if link else 'in'}" for c, link in asked]
+    trails = [[_trail(members[c], cities[c], link) for c in range(chains)] for _, link in asked]
+    answers = [trail[c] for trail, (c, _) in zip(trails, asked, strict=True)]
+    endings = [text + prefix + answer for text, prefix, answer in zip(texts, prefixes, answers, strict=True)]
     layout = compose(facts, endings, stream=stream, fit=fit, target=target_tokens, filler=filler)
     result = tuple(
         Question(
             text=text,
             answer_prefix=prefix,
-            answer=f" {cities[c]}",
-            foils=tuple(f" {city}" for city in cities if city != cities[c]),
-            max_new_tokens=fit(f" {cities[c]}"),
+            answer=answer,
+            foils=tuple(other for other in trail if other != answer),
+            max_new_tokens=fit(answer),
             depth=layout.spans[c * (hops + 1)].depth,
         )
-        for text, prefix, (c, _) in zip(texts, prefixes, asked, strict=True)
+        for text, prefix, answer, trail, (c, _) in zip(texts, prefixes, answers, trails, asked, strict=True)
     )
     chance = 1.0 / chains
     return make_item(
