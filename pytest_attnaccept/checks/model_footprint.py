@@ -23,6 +23,7 @@ from pytest_attnaccept.checks.model_storage import (
     kept_original,
     kept_outside,
     moments,
+    unreadable,
 )
 from pytest_attnaccept.engines.through_cache import teacher_forced
 from pytest_attnaccept.measurement import Fact, Gate, Measured, Refusal
@@ -107,6 +108,9 @@ def _refusals(
         if words:
             refusals.append(_invalid(f"{words} ({name})"))
             break
+    hidden = unreadable(session, base[0], next(iter(found.values()))[0])
+    if hidden:
+        refusals.append(_invalid(hidden))
     outside = kept_outside(session, row, context, pattern, base[0])
     if outside:
         refusals.append(_invalid(outside))

@@ -126,7 +126,7 @@ def _remembered(
 ) -> list[list[Answer]]:
     """Answer the questions of a batch of contexts; a plain baseline's answers are remembered across sessions."""
     plain = side.name == "baseline" and not side.changes
-    key = ("needle", session.weights[side.name], session.device, tuple(item.digest for item in items), how)
+    key = ("needle", session.baseline_key, tuple(item.digest for item in items), how)
     known = baseline_memo.get(key) if plain else None
     if known is None:
         with side.running():

@@ -18,10 +18,14 @@ from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_text import PatternScores, TextPass, text_pass
 from pytest_attnaccept.engines.through_cache import teacher_forced
 from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, Refusal
-from pytest_attnaccept.taxonomy import Verdict
+from pytest_attnaccept.taxonomy import Kind, Verdict
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
+
+# policy: a uniform guess has the vocabulary as its perplexity; a baseline that is not ten times better has read the text
+# with the wrong tokenizer or without its weights (a misread GGUF tokenizer gives 54063 at a vocabulary of 49152)
+_GUESSING = 10
 
 __all__ = ["measure_divergence", "measure_perplexity"]
 
@@ -29,7 +33,8 @@ __all__ = ["measure_divergence", "measure_perplexity"]
 def measure_perplexity(session: ModelSession, params: Params) -> Measured:
     """Measure NLL through the cache; parameters are `model_text.DEFAULTS`."""
     done = text_pass(session, params)
-    gates = tuple(_perplexity_gate(done, scores) for scores in done.patterns)
+    vocabulary = int(session.baseline.model.get_input_embeddings().weight.shape[0])
+    gates = tuple(_perplexity_gate(done, scores, vocabulary) for scores in done.patterns)
     return Measured(
         gates=gates,
         facts=(*_facts(session, done), *_perplexity_facts(done)),
@@ -39,7 +44,7 @@ def measure_perplexity(session: ModelSession, params: Params) -> Measured:
     )
 
 
-def _perplexity_gate(done: TextPass, scores: PatternScores) -> ClusteredSums:
+def _perplexity_gate(done: TextPass, scores: PatternScores, vocabulary: int) -> ClusteredSums:
     pairs = list(zip(scores.base_nll, scores.cand_nll, strict=True))
     base_mean = _mean(scores.base_nll)
     return ClusteredSums(
@@ -47,6 +52,7 @@ def _perplexity_gate(done: TextPass, scores: PatternScores) -> ClusteredSums:
         sums=tuple(float(cand.double().sum() - base.double().sum()) for base, cand in pairs),
         tokens=tuple(base.numel() for base, _ in pairs),
         base_level=math.exp(base_mean) if base_mean < 700 else math.inf,
+        base_limit=vocabulary / _GUESSING,
         where=f"{len(pairs)} documents of {done.length} tokens, {done.data.source}, {scores.pattern}",
     )
 
@@ -56,9 +62,10 @@ def measure_divergence(session: ModelSession, params: Params) -> Measured:
     done = text_pass(session, params)
     if not done.shared_tokens:
         reason = "baseline and candidate tokenize differently: their next-token distributions cannot be compared"
-        return Measured(
-            refusals=(Refusal(verdict=Verdict.NOT_APPLICABLE, reason=reason),), data_digest=done.data.digest
-        )
+        # Another architecture may have another tokenizer; a lossy method that changes it is compared with nothing.
+        other = any(method.kind is Kind.ARCHITECTURE for method, _ in session.stack)
+        refusal = Refusal(verdict=Verdict.NOT_APPLICABLE if other else Verdict.INVALID, reason=reason)
+        return Measured(refusals=(refusal,), data_digest=done.data.digest)
     gates: list[ClusteredSums] = []
     for scores in done.patterns:
         where = f"{len(scores.kl)} documents of {done.length} tokens, {done.data.source}, {scores.pattern}"

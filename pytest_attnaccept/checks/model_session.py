@@ -17,22 +17,14 @@ from typing import Any
 
 import torch
 
-from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks.model_evidence import TOKEN_ONLY
 from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.checks.model_sides import build_side, with_model
 from pytest_attnaccept.engines.calls import NonFiniteError
 from pytest_attnaccept.engines.fingerprints import config_digest, library_versions, tokenizer_digest, weights_digest
-from pytest_attnaccept.engines.loading import (
-    LoadedModel,
-    load,
-    load_tokenizer,
-    prefix_of,
-    resolve_dtype,
-    trained_length,
-)
+from pytest_attnaccept.engines.loading import resolve_dtype
 from pytest_attnaccept.engines.sides import Side, side_of
-from pytest_attnaccept.engines.specs import parse_spec
-from pytest_attnaccept.errors import AttnAcceptError, CandidateError, ContractError, UnknownNameError
+from pytest_attnaccept.errors import CandidateError, ContractError
 from pytest_attnaccept.measurement import Measured, Refusal
 from pytest_attnaccept.methods.claims import Claim, claim_of, combine
 from pytest_attnaccept.methods.stack import apply_stack, identity_stack
@@ -46,6 +38,7 @@ Entry = tuple[Method, Mapping[str, object]]
 # two CPU cores
 _SMALL_MODEL = 20_000_000
 _BATCH = 16
+_ON_WEIGHTS = ("w4a16", "w8a8")  # methods that must show in the weights (or in a context that quantizes on the fly)
 
 
 @dataclass(kw_only=True)
@@ -83,6 +76,13 @@ class ModelSession:
     def approximate(self) -> bool:
         """Whether the stack declares a change that must be visible."""
         return any(method.kind is not Kind.EXACT for method, _ in self.stack)
+
+    @property
+    def baseline_key(self) -> str:
+        """Everything that a result of the plain baseline depends on besides its input: the key of shared results."""
+        marks = self.fingerprint()
+        names = ("weights", "config", "tokenizer", "attention")
+        return "|".join([self.device, *(marks[f"baseline.{name}"] for name in names)])
 
     @property
     def batch(self) -> int:
@@ -202,31 +202,22 @@ def open_session(
     if baseline is None:
         raise ContractError("a model comparison needs a baseline: accept.model(baseline=...) or --accept-model")
     name = str(resolve_dtype(dtype)).removeprefix("torch.")
-    base_model, base_around = _built("baseline", baseline, device, name, None)
+    base_model, base_around = build_side("baseline", baseline, device, name, None)
     first = side_of("baseline", base_model, base_around)
     before = weights_digest(first.model)
-    findings: list[Refusal] = []
     if candidate is None:
-        applied = apply_stack(first.model, stack, seed=seed) if stack else None
-        if applied is None:
+        if not stack:
             raise ContractError("neither a candidate nor a registered method was given: there is nothing to compare")
-        second = side_of("candidate", _with_model(base_model, applied.candidate, device, name), applied.candidate)
+        around = apply_stack(first.model, stack, seed=seed).candidate
+        second = side_of("candidate", with_model(base_model, around, device, name), around)
         still = identity_stack(first.model, stack, seed=seed)
         third = side_of("candidate", base_model, still.candidate) if still else None
     else:
-        model, around = _built("candidate", candidate, device, name, base_model)
+        model, around = build_side("candidate", candidate, device, name, base_model)
         second, third = side_of("candidate", model, around), None
-    same = second.model is first.model
     after = weights_digest(first.model)
-    if after != before:
-        findings.append(
-            _invalid("building the candidate changed the baseline's weights in place: both sides are the changed model")
-        )
-    elif same and not second.changes:
-        findings.append(_invalid("the candidate is the baseline: the same model object with nothing changed around it"))
-    theirs = after if same else weights_digest(second.model)
-    if not same and not second.changes and theirs == after and type(second.model) is type(first.model):
-        findings.append(_invalid("the candidate has the baseline's weights bit for bit and nothing changed around it"))
+    theirs = after if second.model is first.model else weights_digest(second.model)
+    same = theirs == after
     return ModelSession(
         baseline=first,
         candidate=second,
@@ -237,8 +228,34 @@ def open_session(
         device=device,
         dtype=str(next(first.model.parameters()).dtype).removeprefix("torch."),
         weights={"baseline": after, "candidate": theirs},
-        findings=tuple(findings),
+        findings=_findings(first, second, stack, edited=after != before, same_weights=same),
     )
+
+
+def _findings(
+    first: Side, second: Side, stack: Sequence[Entry], *, edited: bool, same_weights: bool
+) -> tuple[Refusal, ...]:
+    """Return why two sides cannot be compared, as far as it shows before anything runs."""
+    if edited:
+        reason = "building the candidate changed the baseline's weights in place: both sides are the changed model"
+        return (_invalid(reason),)
+    if second.model is first.model and not second.changes:
+        return (_invalid("the candidate is the baseline: the same model object with nothing changed around it"),)
+    on_weights = [method.name for method, _ in stack if method.name in _ON_WEIGHTS]
+    if same_weights and on_weights and second.around.context is None:
+        return (_invalid(f"{on_weights[0]} never ran: the candidate has the baseline's weights bit for bit"),)
+    if same_weights and not second.changes and _build_of(first.model) == _build_of(second.model):
+        return (_invalid("the candidate is a copy of the baseline: modules and weights are equal bit for bit"),)
+    return ()
+
+
+def _build_of(model: Any) -> object:
+    """Return what decides a forward pass besides the weights: module types, hooks, replaced methods, attention."""
+    parts = [
+        (type(module), len(module._forward_hooks) + len(module._forward_pre_hooks), "forward" in vars(module))
+        for module in model.modules()
+    ]
+    return parts, config_digest(model), getattr(model.config, "_attn_implementation", None)
 
 
 def _parameters(model: Any) -> int:
@@ -247,92 +264,3 @@ def _parameters(model: Any) -> int:
 
 def _invalid(reason: str) -> Refusal:
     return Refusal(verdict=Verdict.INVALID, reason=reason)
-
-
-def _built(
-    side: str, given: object, device: str, dtype: str, fallback: LoadedModel | None
-) -> tuple[LoadedModel, Candidate]:
-    """Turn what a user gave for one side into a loaded model and what is around it."""
-    if _is_factory(given):
-        given = _called(side, given)
-    if isinstance(given, Candidate):
-        inner = given.model if given.model is not None else fallback
-        if inner is None:
-            raise ContractError(
-                f"the {side} is a Candidate without a model, and there is no other side to take it from"
-            )
-        if _is_factory(inner):
-            inner = _called(side, inner)
-        own = load_tokenizer(given.tokenizer) if isinstance(given.tokenizer, str) else given.tokenizer
-        return _loaded(side, inner, device, dtype, fallback, own), given
-    return _loaded(side, given, device, dtype, fallback), Candidate()
-
-
-def _is_factory(given: object) -> bool:
-    return (
-        callable(given)
-        and not isinstance(given, (torch.nn.Module, LoadedModel, Candidate))
-        and not hasattr(given, "tokenizer")
-    )
-
-
-def _called(side: str, factory: object) -> object:
-    if not callable(factory):
-        raise ContractError(f"the {side} is not callable")
-    try:
-        return factory()
-    except AttnAcceptError:
-        raise
-    except Exception as error:
-        raise CandidateError(f"the callable for the {side} raised {type(error).__name__}: {error}") from error
-
-
-def _loaded(
-    side: str, given: object, device: str, dtype: str, fallback: LoadedModel | None, own: object = None
-) -> LoadedModel:
-    """Load `given`, or wrap it; `own` is the tokenizer that a Candidate brings."""
-    if isinstance(given, (str, Mapping)):
-        given = load(parse_spec(given, side), device=device, dtype=dtype)
-    if isinstance(given, LoadedModel):
-        return given if own is None else replace(given, tokenizer=own, prefix_ids=prefix_of(own))
-    if isinstance(given, torch.nn.Module) and hasattr(given, "config"):
-        return _around_model(given.eval(), own, fallback, side)
-    model, tokenizer = getattr(given, "model", None), getattr(given, "tokenizer", None)
-    if isinstance(model, torch.nn.Module) and tokenizer is not None:
-        return _around_model(model.eval(), own or tokenizer, fallback, side)
-    raise ContractError(
-        f"the {side} must be a transformers model, a SPEC, a Candidate or a callable that returns one, got"
-        f" {type(given).__name__}"
-    )
-
-
-def _around_model(model: Any, tokenizer: Any, fallback: LoadedModel | None, side: str) -> LoadedModel:
-    """Find the tokenizer of a bare model: by name_or_path, else the baseline's."""
-    if fallback is not None and model is fallback.model and tokenizer is None:
-        return fallback
-    place = getattr(model, "name_or_path", "") or ""
-    if tokenizer is None and place:
-        try:
-            tokenizer = load_tokenizer(place)
-        except (OSError, ValueError, ImportError, KeyError, UnknownNameError):
-            tokenizer = None  # a path that is gone: the other side's tokenizer is the next choice
-    if tokenizer is None and fallback is not None:
-        return LoadedModel(
-            model=model, tokenizer=fallback.tokenizer, trained_length=trained_length(model),
-            spec=place or type(model).__name__, prefix_ids=fallback.prefix_ids,
-        )  # fmt: skip
-    if tokenizer is None:
-        raise ContractError(
-            f"the {side} model has no tokenizer: pass Candidate(model, tokenizer=...), or a model loaded from a path"
-        )
-    return LoadedModel(
-        model=model, tokenizer=tokenizer, trained_length=trained_length(model), spec=place or type(model).__name__,
-        prefix_ids=prefix_of(tokenizer),
-    )  # fmt: skip
-
-
-def _with_model(base: LoadedModel, around: Candidate, device: str, dtype: str) -> LoadedModel:
-    """Return the model of an applied stack: the baseline's own unless a method brought another one."""
-    if around.model is None or around.model is base.model:
-        return base
-    return _loaded("candidate", around.model, device, dtype, base)

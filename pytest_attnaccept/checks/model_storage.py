@@ -13,18 +13,22 @@ from torch import Tensor
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import LayerStorage, layer_storage, live_storages, tensors_of
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, prefill
+from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.measurement import Threshold
 from pytest_attnaccept.methods.claims import Claim
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Moment", "bypassed_layers", "gates_of", "kept_original", "kept_outside", "moments"]
+__all__ = ["Moment", "bypassed_layers", "gates_of", "kept_original", "kept_outside", "moments", "unreadable"]
 
 # derived: one float32 score and one int32 position per entry and KV head is all the bookkeeping an eviction needs
 _BOOKKEEPING_BYTES = 8
 # policy: a quarter of the baseline's cache outside the cache is no rounding of an allocator, it is a copy
 _OUTSIDE_SHARE = 0.25
+# policy: a quarter of the promise is less than any honest format stores (2-bit codes are .6 of what their claim allows)
+_READABLE_SHARE = 0.25
+_FEW_ENTRIES = 16  # below, rounding of a window by one entry is a large share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,10 @@ def _moment(side: Side, state: State, words: str) -> Moment:
     layers = layer_storage(state.cache)
     declared = side.around.kv_footprint
     if declared is not None:
-        layers = _declared(declared(state.cache), layers)
+        try:
+            layers = _declared(declared(state.cache), layers)
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            raise CandidateError(f"kv_footprint of the {side.name} raised {type(error).__name__}: {error}") from error
     return Moment(words=words, tokens=state.seen, layers=tuple(layers))
 
 
@@ -84,7 +91,8 @@ def gates_of(
             extra = moment.tokens - context
             entries = session.claim.entries(context, extra)
             where = f"{name}, {moment.words}"
-            yield _entry_gate(session.claim, moment, reference, entries, where)
+            if any(layer.entries is not None for layer in moment.layers):
+                yield _entry_gate(session.claim, moment, reference, entries, where)
             yield _byte_gate(session, moment, reference, entries, where)
 
 
@@ -156,6 +164,20 @@ def kept_original(claim: Claim, base: tuple[Moment, Moment], found: tuple[Moment
                     f" the baseline {plain.storage_bytes} bytes, {moment.words}"
                 )
     return ""
+
+
+def unreadable(session: ModelSession, base: Moment, moment: Moment) -> str:
+    """Say so when far less is stored than what is promised to be kept: the storage is somewhere that cannot be read."""
+    entries = session.claim.entries(moment.tokens)
+    if entries < _FEW_ENTRIES:
+        return ""
+    promised = sum(_byte_limit(session, layer, base.tokens, entries) for layer in base.layers)
+    if moment.total_bytes >= _READABLE_SHARE * promised:
+        return ""
+    return (
+        f"only {moment.total_bytes} bytes of the cache can be read where {session.claim.source} keeps about {promised:.0f}:"
+        " declare what is really kept, or kv_footprint=... for storage that is not in tensors"
+    )
 
 
 def bypassed_layers(side: Side, row: Tensor, context: int, pattern: Pattern) -> list[int]:

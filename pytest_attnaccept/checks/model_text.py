@@ -71,18 +71,22 @@ def text_pass(session: ModelSession, params: Params) -> TextPass:
     key = f"text:{length}:{count}:{continuation}:{patterns}:{step}:{params.text('text', 'builtin')}"
     if key not in session.memo:
         data = documents(session, params, count=count, length=length, continuation=continuation)
-        shared = _shares_tokens(session)
+        shared = _shares_tokens(session, data)
         scores = tuple(_scored(session, data, name, step, shared=shared) for name in patterns)
         session.memo[key] = TextPass(data=data, length=length, patterns=scores, shared_tokens=shared)
     result: TextPass = session.memo[key]
     return result
 
 
-def _shares_tokens(session: ModelSession) -> bool:
+def _shares_tokens(session: ModelSession, data: Documents) -> bool:
+    """Whether both sides cut these documents into the same tokens (files may differ in form and mean the same)."""
     ours, theirs = session.baseline.loaded, session.candidate.loaded
-    if ours.tokenizer is theirs.tokenizer:
+    if ours.tokenizer is theirs.tokenizer or tokenizer_digest(ours.tokenizer) == tokenizer_digest(theirs.tokenizer):
         return True
-    return tokenizer_digest(ours.tokenizer) == tokenizer_digest(theirs.tokenizer)
+    if ours.tokenizer.get_vocab() != theirs.tokenizer.get_vocab() or ours.prefix_ids != theirs.prefix_ids:
+        return False
+    texts = [ours.tokenizer.decode(row[0, len(ours.prefix_ids) :].tolist()) for row in data.rows]
+    return all(encode(ours.tokenizer, text) == encode(theirs.tokenizer, text) for text in texts)
 
 
 def _scored(session: ModelSession, data: Documents, name: str, step: int, *, shared: bool) -> PatternScores:
@@ -118,7 +122,7 @@ def _nll(log_probabilities: Tensor, targets: Tensor) -> Tensor:
 def _log_probabilities(session: ModelSession, side: Side, rows: Tensor, context: int, pattern: Pattern) -> Tensor:
     """Return log-probabilities (batch, scored tokens, vocab), float32; a plain baseline's are remembered."""
     plain = side.name == "baseline" and not side.changes
-    key = (session.weights[side.name], session.device, rows.cpu().numpy().tobytes(), rows.shape[0], context, pattern)
+    key = (session.baseline_key, rows.cpu().numpy().tobytes(), rows.shape[0], context, pattern) if plain else None
     found = baseline_memo.get(key) if plain else None
     if found is not None:
         return found

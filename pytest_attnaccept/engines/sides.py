@@ -52,13 +52,20 @@ class Side:
         if self.around.cache is None:
             return None
         try:
-            return self.around.cache()
+            cache = self.around.cache()
+            length = getattr(cache, "get_seq_length", None)
+            filled = int(length()) if callable(length) else 0
         except AttnAcceptError:
             raise
         except Exception as error:
+            words = f"the cache factory of the {self.name} raised {type(error).__name__}: {error}"
+            raise CandidateError(words) from error
+        if filled:
             raise CandidateError(
-                f"the cache factory of the {self.name} raised {type(error).__name__}: {error}"
-            ) from error
+                f"the cache factory of the {self.name} returned a cache that already holds {filled} tokens: every context"
+                " needs a fresh one, or it sees the text before it"
+            )
+        return cache
 
     @contextmanager
     def running(self) -> Iterator[None]:

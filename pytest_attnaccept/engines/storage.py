@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +49,8 @@ def tensors_of(root: object) -> Iterator[Tensor]:
         if item is None or isinstance(item, _OPAQUE) or id(item) in seen:
             continue
         seen.add(id(item))
+        if isinstance(item, np.ndarray) and item.dtype != object and item.flags.writeable:
+            item = torch.from_numpy(item)  # shares its memory: storage outside of torch is storage too
         if isinstance(item, Tensor):
             inner = _inside(item)
             if inner is None:

@@ -18,6 +18,10 @@ from pytest_attnaccept.taxonomy import Verdict
 REGISTRY = Registry.builtin()
 
 
+# Long enough for every knob here to act, short enough for the token-by-token pattern.
+SHORT = {"tokens": 128, "documents": 2, "contexts": 2}
+
+
 def toy():
     return load(parse_spec("toy-gqa"))
 
@@ -41,7 +45,7 @@ def test_broken_candidate_is_caught_by_its_check(name):
     with open_session(
         candidate=broken.build(loaded.model), baseline=loaded, stack=stack((broken.method, broken.knobs))
     ) as session:
-        found = reasons(session.measure(broken.check))
+        found = reasons(session.measure(broken.check, {"tokens": 160} if broken.check == "footprint" else SHORT))
     assert [words for verdict, words in found if verdict == broken.verdict and broken.words in words], found
 
 
@@ -52,7 +56,7 @@ def test_a_candidate_that_never_ran_proves_nothing_in_any_check(name, check):
     with open_session(
         candidate=broken.build(loaded.model), baseline=loaded, stack=stack((broken.method, broken.knobs))
     ) as session:
-        measured = session.measure(check, {"documents": 2, "contexts": 2})
+        measured = session.measure(check, SHORT)
     assert Verdict.INVALID in [refusal.verdict for refusal in measured.refusals]
 
 
@@ -62,7 +66,7 @@ def test_nan_fails_wherever_it_appears(check):
     with open_session(
         candidate=broken.build(loaded.model), baseline=loaded, stack=stack(("h2o", {"kv_budget": 0.5}))
     ) as session:
-        measured = session.measure(check, {"documents": 2, "contexts": 2})
+        measured = session.measure(check, SHORT)
     assert measured.gates == ()
     assert [(r.verdict, "NaN logits of the candidate at position" in r.reason) for r in measured.refusals] == [
         (Verdict.FAIL, True)
@@ -113,6 +117,6 @@ def test_what_a_candidate_raises_keeps_its_message():
 def test_honest_methods_raise_no_alarm(members):
     with open_session(baseline=toy(), stack=stack(*members)) as session:
         for check in ("identity", "footprint"):
-            assert reasons(session.measure(check)) == [], check
+            assert reasons(session.measure(check, SHORT)) == [], check
         for check in ("divergence", "perplexity", "needle-1x"):
-            assert session.measure(check, {"documents": 2, "contexts": 2}).refusals == (), check
+            assert session.measure(check, SHORT).refusals == (), check

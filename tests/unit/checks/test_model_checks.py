@@ -385,3 +385,41 @@ def test_another_tokenizer_scores_the_same_text_and_shows_no_divergence(toy):
         assert max(abs(value) for value in text.gates[0].sums) < 1e-3
         verdicts = [refusal.verdict for refusal in opened.measure("divergence", {"documents": 3}).refusals]
     assert verdicts == [Verdict.NOT_APPLICABLE]
+    with open_session(candidate=candidate, baseline=toy, stack=stack(("kv8", {}))) as opened:
+        assert [r.verdict for r in opened.measure("divergence", {"documents": 3}).refusals] == [Verdict.INVALID]
+
+
+def test_a_baseline_that_cannot_read_the_text_is_bounded(toy):
+    """A misread tokenizer or lost weights show as a perplexity near the size of the vocabulary."""
+    torch.manual_seed(0)
+    lost = type(toy.model)(toy.model.config).eval()
+    with open_session(baseline=Candidate(lost, tokenizer=toy.tokenizer), stack=stack(("kv2", {}))) as opened:
+        gate = opened.measure("perplexity", {"documents": 3}).gates[0]
+    assert gate.base_limit == 37.2
+    assert gate.base_level > gate.base_limit
+    with session(toy, ("kv2", {})) as opened:
+        gate = opened.measure("perplexity", {"documents": 3}).gates[0]
+    assert gate.base_level < gate.base_limit
+
+
+def test_equal_weights_in_other_modules_are_no_copy(toy):
+    """A model whose modules were replaced around the same weights is a candidate, not a copy."""
+    changed = copy.deepcopy(toy.model)
+    changed.model.layers[0].mlp.act_fn = torch.nn.GELU()
+    with open_session(candidate=changed, baseline=toy, stack=stack(("kv8", {}))) as opened:
+        assert opened.findings == ()
+    with open_session(candidate=copy.deepcopy(toy.model), baseline=toy, stack=stack(("kv8", {}))) as opened:
+        assert ["copy of the baseline" in refusal.reason for refusal in opened.findings] == [True]
+
+
+def test_shared_results_do_not_cross_models_with_equal_weights(toy):
+    """Weights alone do not decide: the same ones under another rotary base are another baseline."""
+    other = copy.deepcopy(toy.model)
+    other.config.rope_parameters = {**other.config.rope_parameters, "rope_theta": 100.0}
+    other = type(other)(other.config).eval()
+    other.load_state_dict(toy.model.state_dict())
+    levels = []
+    for model in (toy.model, other):
+        with open_session(baseline=Candidate(model, tokenizer=toy.tokenizer), stack=stack(("kv8", {}))) as opened:
+            levels.append(opened.measure("perplexity", {"documents": 3}).gates[0].base_level)
+    assert levels[1] > 1.05 * levels[0]

@@ -270,3 +270,13 @@ def test_a_memo_forgets_the_oldest_and_never_grows_past_its_limit():
     memo.put("huge", torch.zeros(1000))
     assert [memo.get(number) is not None for number in range(4)] == [False, False, True, True]
     assert memo.get("huge") is None
+
+
+def test_a_cache_that_is_not_fresh_is_refused(model):
+    """A factory that hands out the same object would show every text the one before it."""
+    shared = DynamicCache(config=model.config)
+    used = side(model, Candidate(model, cache=lambda: shared), "candidate")
+    with used.running():
+        prefill(used, IDS[:, :20], parse_pattern("one-shot", 4))
+        with pytest.raises(CandidateError, match="already holds 20 tokens"):
+            prefill(used, IDS[:, :20], parse_pattern("one-shot", 4))
