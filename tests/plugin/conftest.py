@@ -12,9 +12,12 @@ import pytest_attnaccept.reports.terminal
 import pytest_attnaccept.stats  # noqa: F401
 
 
+_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # where it is set, every subprocess would compile all of pytest anew
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Return an empty scripted project; options of the outer run do not reach it."""
-    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "GITHUB_ACTIONS"):
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "GITHUB_ACTIONS", _NO_BYTECODE):
         monkeypatch.delenv(name, raising=False)
     return Project(pytester)
