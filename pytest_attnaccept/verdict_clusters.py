@@ -39,6 +39,8 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
         text += " (PASS with measurable loss)"
     if result.reason:
         text += f": {result.reason}"
+    if result.verdict is Verdict.INCONCLUSIVE:
+        text += f"; {_needs(result.mean, result.upper, margin, result.documents)}"
     return Metric(
         name=gate.name,
         verdict=result.verdict.value,
@@ -54,6 +56,16 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
         p_fail=result.p_fail,
         text=text,
     )
+
+
+def _needs(mean: float, upper: float, margin: float, documents: int) -> str:
+    """Say how many documents would decide: the half width of the interval shrinks with the root of their number."""
+    if not mean < margin:
+        return "the estimate is not below the margin: more documents will not make it pass"
+    if not math.isfinite(upper):
+        return "more documents are needed than can be estimated from these"
+    need = math.ceil(documents * ((upper - mean) / (margin - mean)) ** 2)
+    return f"needs about {max(need, documents + 1)} documents for PASS if the loss stays at this estimate"
 
 
 def _shown(value: float, *, ratio: bool) -> float:
