@@ -169,8 +169,14 @@ def note_required(item: pytest.Item) -> None:
         try:
             declared(list(item.iter_markers()), gate.registry, wants_accept=False, where=item.nodeid)
         except AttnAcceptError as error:
-            gate.usage_errors.append(str(error))
-            item.stash[BROKEN] = str(error)
+            text = str(error)
+            if "accept" in getattr(item, "fixturenames", ()):
+                text = (
+                    f"{item.nodeid}: is marked for this gate, but its fixture 'accept' is the project's own and does not build"
+                    " on the plugin's; rename that fixture"
+                )
+            gate.usage_errors.append(text)
+            item.stash[BROKEN] = text
         return
     siblings: tuple[ItemSpec, ...] = item.stash[SIBLINGS]
     gate.require(s.planned for s in siblings)

@@ -9,7 +9,7 @@ import pytest_attnaccept.collect
 import pytest_attnaccept.generate
 import pytest_attnaccept.reports.plan
 import pytest_attnaccept.reports.terminal
-import pytest_attnaccept.stats  # noqa: F401
+import pytest_attnaccept.stats.paired  # noqa: F401
 
 
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # where it is set, every subprocess would compile all of pytest anew
