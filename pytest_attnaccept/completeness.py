@@ -130,8 +130,8 @@ def _stale(record: Record, item: PlannedItem, newest: dict[str, Record]) -> str:
 
 
 def _identifies(key: str) -> bool:
-    """Whether a fingerprint entry names what was under test (weights, tokenizer and configuration of either side)."""
-    return key.rpartition(".")[2] in ("weights", "tokenizer", "config")
+    """Whether a fingerprint entry names what was under test: code, weights, tokenizer, configuration, where it ran."""
+    return key.rpartition(".")[2] in ("candidate", "weights", "tokenizer", "config", "device", "dtype", "code")
 
 
 def _holm_failures(results: list[ItemResult], alpha: float) -> list[ItemResult]:
