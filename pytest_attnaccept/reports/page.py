@@ -19,7 +19,8 @@ tr { border-bottom: 1px solid #dde1e8; } .n { text-align: right; font-variant-nu
 .v { font-weight: 600; white-space: nowrap; } .PASS { color: #116b36; } .NOT_APPLICABLE { color: #667; }
 .FAIL, .INVALID { color: #a11220; } .INCONCLUSIVE, .INCOMPLETE { color: #8a5a00; }
 .bar { position: relative; background: #eef1f5; height: .8rem; width: 10rem; }
-.bar i { position: absolute; background: #6b7fa8; height: 100%; } .bar b { position: absolute; width: 2px; height: 100%; background: #a11220; }
+.bar i { position: absolute; background: #6b7fa8; height: 100%; }
+.bar b { position: absolute; width: 2px; height: 100%; background: #a11220; }
 small { color: #566; }
 """
 

@@ -73,8 +73,8 @@ def _needle_power(contexts: int, questions: int, margin: float, profile: Profile
     detect = minimum_detectable_loss(contexts, margin, discordance=discordance, alpha=alpha)
     text = (
         f"at most n={contexts} contexts x {questions} questions in {len(plan.looks)} looks, margin {margin:g}: a harmless change"
-        f" ({profile.discordance:.0%} of answers differ, no loss) passes with {harmless.passes:.3f} after {harmless.mean_items:.0f}"
-        " contexts on average"
+        f" ({profile.discordance:.0%} of answers differ, no loss) passes with {harmless.passes:.3f} after"
+        f" {harmless.mean_items:.0f} contexts on average"
     )
     if harmless.passes < 0.9:
         need = items_needed(margin, discordance=discordance, alpha=alpha)

@@ -56,6 +56,7 @@ def _notes(result: GateResult) -> list[str]:
         for metric in r.record.metrics if r.record else ():
             if metric.loosened_from is not None:
                 notes.append(
-                    f"{r.item.id}: limit of {metric.name} loosened from {metric.loosened_from:g} to {metric.limit:g} ({metric.origin})"
+                    f"{r.item.id}: limit of {metric.name} loosened from {metric.loosened_from:g} to {metric.limit:g}"
+                    f" ({metric.origin})"
                 )
     return notes
