@@ -25,6 +25,7 @@ from pytest_attnaccept.errors import (
 from pytest_attnaccept.fingerprint import candidate_digest, package_versions
 from pytest_attnaccept.items import ItemSpec
 from pytest_attnaccept.measurement import Measured
+from pytest_attnaccept.protocol import MODEL_STATE
 from pytest_attnaccept.records import Record
 from pytest_attnaccept.session import GateSession
 from pytest_attnaccept.taxonomy import Surface, Verdict
@@ -170,6 +171,8 @@ class Accept:
 
     def _measured(self, session: Any, params: dict[str, object]) -> Measured:
         """Run a check of a model: retrieval in planned looks, everything else at once."""
+        if self.check in MODEL_STATE:
+            return self._state_of_model(session)
         name = self.check.split("-")[0]
         limit = self._spec.profile.limits.get(name)
         contexts = params.get("contexts")
@@ -183,6 +186,17 @@ class Accept:
             contexts, limit.max, alpha_pass=alpha, alpha_fail=alpha / max(1, self._gate.family), seed=self._seed
         )
         return measure_in_looks(lambda given: session.measure(self.check, given), params, plan)
+
+    def _state_of_model(self, session: Any) -> Measured:
+        """Run a check of how the candidate's state came about (chunks, prefixes, padding, crops, preemption)."""
+        from pytest_attnaccept.state.model_level import measure_model_state
+
+        side = session.candidate
+        with side.running():
+            measured = measure_model_state(
+                self.check, side.model, seed=self._seed, device=session.device, cache=side.around.cache
+            )
+        return replace(measured, refusals=(*session.findings, *measured.refusals))
 
     # -- one run ----------------------------------------------------------------------------------------------------
 

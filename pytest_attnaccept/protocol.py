@@ -92,6 +92,16 @@ DECODER = {
 MODEL_EXACT = {
     "equality": "logits equal the baseline's within rounding in every call pattern; tokens differ only at near-ties",
 }
+MODEL_STATE = {
+    "chunked": "a prompt in pieces is the prompt in one piece",
+    "prefix": "a warm prefix gives what a cold one gives, and copies of it stay apart",
+    "batch": "a row of a ragged, padded batch equals the row alone",
+    "crop": "what was rolled back was never there",
+    "reuse": "nothing of one request is left in the next",
+    "window": "sliding caches at and around their window",
+    "positions": "rotary positions are relative, also after an eviction",
+    "preempt": "a stopped and resumed request, and its neighbours, equal uninterrupted ones",
+}
 MODEL_APPROXIMATE = {
     "identity": "the identity setting equals the baseline and removal restores it: what is measured is the method alone",
     "footprint": "storage after the last token equals the claim on every call pattern; a no-op is found here",
@@ -125,7 +135,7 @@ CHECK_REASONS: Mapping[Surface, Mapping[str, str]] = {
     Surface.CACHE: CACHE,
     Surface.PREFIX_CACHE: PREFIX_CACHE,
     Surface.DECODER: DECODER,
-    Surface.MODEL: {**MODEL_EXACT, **MODEL_APPROXIMATE},
+    Surface.MODEL: {**MODEL_EXACT, **MODEL_STATE, **MODEL_APPROXIMATE},
     Surface.LOGS: LOGS,
 }
 
@@ -160,7 +170,10 @@ def required_depth(
         params = profile.surface_params(surface)
         depth = tuple(Requirement(check=c, reason=r, params=params) for c, r in reasons.items())
     elif kind is Kind.EXACT:
-        depth = tuple(Requirement(check=c, reason=r, params=profile.check_params(c)) for c, r in MODEL_EXACT.items())
+        depth = tuple(
+            Requirement(check=c, reason=r, params=profile.check_params(c))
+            for c, r in {**MODEL_EXACT, **MODEL_STATE}.items()
+        )
     else:
         depth = _model_depth(kind, profile)
     return depth + _performance(profile)

@@ -9,6 +9,7 @@ from pytest_attnaccept.checks.model_registry import CHECKS
 from pytest_attnaccept.kernel.run import KERNEL_CHECKS
 from pytest_attnaccept.state.cache import CACHE_CHECKS
 from pytest_attnaccept.state.decoder import DECODER_CHECKS
+from pytest_attnaccept.state.model_level import MODEL_STATE_CHECKS
 from pytest_attnaccept.state.prefix import PREFIX_CHECKS
 
 
@@ -20,6 +21,7 @@ from pytest_attnaccept.state.prefix import PREFIX_CHECKS
         (protocol.PREFIX_CACHE, PREFIX_CHECKS),
         (protocol.DECODER, DECODER_CHECKS),
         ({**protocol.MODEL_EXACT, **protocol.MODEL_APPROXIMATE}, CHECKS),
+        ({**protocol.MODEL_STATE, "baseline": "measured by the check equality"}, MODEL_STATE_CHECKS),
     ],
 )
 def test_planned_checks_exist_and_existing_checks_are_planned(planned, existing):
