@@ -5,21 +5,20 @@ document is the independent unit for NLL, KL divergence and top-1 flips alike (p
 
 Positions
 ---------
-1. Fewer than 20 documents never pass. With skewed documents (skewness of document means above 1, or a document beyond
-   the cap) the t bound errs two to three times too often, so the robust mode decides; it needs 100 documents to pass.
+1. No sample excludes rare documents with unlimited losses, and a t interval does not even notice them when none was
+   drawn. So a PASS needs both: the t bound, and the robust mode, which assumes nothing but the cap.
 2. Robust mode: the Gaffke bound on document values capped at ``cap``, and beside it the share of documents beyond the
-   cap with a binary bound of its own, because the cap hides exactly those.
-3. No sample excludes rare documents with unlimited losses. What a PASS assumes is the cap: with G documents a share of
-   3 / G may have been missed, so the t bound passes only where documents at the cap (or ten margins) could not hide the
-   margin there: at least 29 of them for a margin of 1 % and the default cap.
-4. A sample without any variation has no t interval (its width would be zero): the robust mode decides there too.
+   cap with a binary bound of its own, because the cap hides exactly those. 59 documents exclude a share of 5 %.
+3. With skewed documents (skewness of document means above 1, or a document beyond the cap) the t bound errs two to three
+   times too often: the robust mode alone decides, and needs 100 documents to pass.
+4. A sample without any variation has no t interval (its width would be zero): the robust mode alone decides.
 5. A perplexity ratio needs no delta method: bound the mean of the log ratio, then `exp` both ends.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -54,9 +53,6 @@ MAX_SKEWNESS = 1.0
 
 DEFAULT_CAP = 0.1
 """Cap of one document's loss in nats per token in the robust mode (reference: statistics 1.4: 0.05 to 0.1)."""
-
-HIDDEN_MARGINS = 10
-"""A document may lose this many margins (or the cap, if that is less) without being able to hide the margin."""
 
 BEYOND_LIMIT = 0.05
 """Largest share of documents beyond the cap that may pass (a twentieth: what the t bound was seen to overlook)."""
@@ -123,12 +119,13 @@ def clustered_mean(
     alpha_pass, alpha_fail : float
         Error probabilities of a wrong PASS and a wrong FAIL.
     cap : float or None
-        Cap of a document's mean in the robust mode, raised to 4 margins where smaller; None: no robust mode, which
-        leaves skewed documents INCONCLUSIVE. For quantities with a hard maximum (flips: 1.0) give the maximum.
+        Cap of a document's mean in the robust mode, raised to 4 margins where smaller. 1 or more is taken for the hard
+        maximum of the quantity (flips): no share beyond it is checked then. None: no robust mode, the t bound alone
+        decides from 20 documents on, and skewed documents are INCONCLUSIVE.
     beyond_limit : float
-        Largest tolerated share of documents beyond the cap in the robust mode.
+        Largest tolerated share of documents beyond the cap.
     mode : {"auto", "t", "robust"}
-        "auto" applies the guards of positions 1 and 3.
+        "auto" applies positions 1, 3 and 4; the others use one mode as it is.
     """
     totals, counts = _require_documents(sums, tokens)
     require_alpha(alpha_pass, "alpha_pass"), require_alpha(alpha_fail, "alpha_fail")
@@ -146,15 +143,21 @@ def clustered_mean(
     beyond = 0 if cap is None else int((means > cap).sum())
     constant = float(np.ptp(means)) <= 1e-12
     skewed = abs(skewness) > MAX_SKEWNESS or beyond > 0
-    robust = mode == "robust" or (mode == "auto" and (skewed or constant) and cap is not None)
     state = _Sample(totals, counts, float(margin), alpha_pass, alpha_fail, skewness, beyond)
-    if robust:
-        if cap is None:
-            raise ContractError("the robust mode needs a cap")
+    if cap is not None and (mode == "robust" or (mode == "auto" and (skewed or constant))):
         return _robust(state, cap, beyond_limit, skewed)
-    hidden = margin / min(cap, HIDDEN_MARGINS * margin) if cap and mode == "auto" else 0.5
-    least = max(MIN_DOCUMENTS, items_for_any_pass(hidden, alpha_pass))
-    return _by_t(state, constant, skewed and mode == "auto", least)
+    result = _by_t(state, constant, skewed and mode == "auto")
+    if cap is not None and mode == "auto" and result.verdict is Verdict.PASS:
+        return _confirm(result, _robust(state, cap, beyond_limit, skewed))
+    return result
+
+
+def _confirm(result: ClusteredResult, robust: ClusteredResult) -> ClusteredResult:
+    """Let a PASS of the t bound stand only where the robust mode passes too."""
+    if robust.verdict is Verdict.PASS:
+        return result
+    reason = f"rare documents could hide the margin: {robust.reason}"
+    return replace(result, verdict=Verdict.INCONCLUSIVE, reason=reason, p_pass=max(result.p_pass, robust.p_pass))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ class _Sample:
         return float(self.sums.sum() / self.counts.sum())
 
 
-def _by_t(sample: _Sample, constant: bool, skewed: bool, least: int) -> ClusteredResult:
+def _by_t(sample: _Sample, constant: bool, skewed: bool) -> ClusteredResult:
     """Use the ratio estimator with t(G - 1)."""
     size, mean = sample.sums.size, sample.mean
     if size < 2 or constant:
@@ -186,16 +189,16 @@ def _by_t(sample: _Sample, constant: bool, skewed: bool, least: int) -> Clustere
     lower, upper = mean - law.isf(sample.alpha_fail) * error, mean + law.isf(sample.alpha_pass) * error
     tails = float(law.cdf((mean - sample.margin) / error)), float(law.sf((mean - sample.margin) / error))
     verdict = decide(*tails, sample.alpha_pass, sample.alpha_fail)
-    refusal = _doubt(sample, verdict, least, skewed)
+    refusal = _doubt(sample, verdict, skewed)
     verdict = Verdict.INCONCLUSIVE if refusal else verdict
     return _result(sample, "t", (mean, float(lower), float(upper)), tails, verdict, refusal, _beyond_upper(sample))
 
 
-def _doubt(sample: _Sample, verdict: Verdict, least: int, skewed: bool) -> str:
+def _doubt(sample: _Sample, verdict: Verdict, skewed: bool) -> str:
     """Say why a verdict of the t interval does not count, or return an empty string."""
     size = sample.sums.size
-    if verdict is Verdict.PASS and size < least:
-        return f"{size} documents are too few to pass: {least} are the minimum for this margin"
+    if verdict is Verdict.PASS and size < MIN_DOCUMENTS:
+        return f"{size} documents are too few to pass: {MIN_DOCUMENTS} are the minimum"
     if verdict is Verdict.PASS and skewed:
         return f"document losses are skewed ({sample.skewness:+.1f}) and have no cap"
     if verdict is Verdict.FAIL and sample.skewness < -MAX_SKEWNESS:
@@ -221,17 +224,26 @@ def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> C
     lower = bound(lower_tail, sample.alpha_fail / 2, mean, -cap)
     tails = upper_tail(sample.margin), min(1.0, 2 * lower_tail(sample.margin))
     k = sample.beyond
-    few = difference_sf(k + 1, 0, size - k, beyond_limit)  # P-value of "the share reaches the limit"
-    many = min(1.0, 2 * difference_cdf(k, 1, size - k, beyond_limit)) if k else 1.0
-    verdict, refusal = decide(max(tails[0], few), min(tails[1], many), sample.alpha_pass, sample.alpha_fail), ""
-    if verdict is Verdict.PASS and (need := MIN_ROBUST if skewed else MIN_DOCUMENTS) > size:
+    bounded = cap >= 1  # the cap is the largest possible value: there is nothing beyond it
+    few = (
+        0.0 if bounded else difference_sf(k + 1, 0, size - k, beyond_limit)
+    )  # p-value of "the share reaches the limit"
+    many = 1.0 if bounded or k == 0 else min(1.0, 2 * difference_cdf(k, 1, size - k, beyond_limit))
+    verdict = decide(max(tails[0], few), min(tails[1], many), sample.alpha_pass, sample.alpha_fail)
+    need = max(
+        MIN_ROBUST if skewed else MIN_DOCUMENTS,
+        items_for_any_pass(sample.margin / cap, sample.alpha_pass),
+        1 if bounded else items_for_any_pass(beyond_limit, sample.alpha_pass),
+    )
+    refusal = ""
+    if verdict is not Verdict.FAIL and size < need:
         verdict, refusal = Verdict.INCONCLUSIVE, f"{size} documents are too few to pass: {need} are the minimum"
     elif verdict is Verdict.FAIL and many < sample.alpha_fail:
         refusal = f"{k} of {size} documents lose more than {cap:.3g} per token"
     elif verdict is Verdict.INCONCLUSIVE and tails[0] < sample.alpha_pass:
-        refusal = (
-            f"{k} of {size} documents lose more than {cap:.3g} per token: a share below {beyond_limit:.0%} is not shown"
-        )
+        refusal = f"{k} of {size} documents lose more than {cap:.3g} per token: under {beyond_limit:.0%} is not shown"
+    elif verdict is Verdict.INCONCLUSIVE:
+        refusal = f"the bound with documents capped at {cap:.3g}, {upper:+.5f}, reaches the margin {sample.margin:.5f}"
     return _result(sample, "robust", (mean, lower, upper), tails, verdict, refusal, _beyond_upper(sample))
 
 

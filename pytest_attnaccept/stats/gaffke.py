@@ -29,8 +29,10 @@ FloatArray = NDArray[np.float64]
 # 8 panels of 20 nodes over the range that holds all but 1e-25 of T: relative error below 1e-9 for p down to 1e-12
 # (checked against adaptive integration in tests/unit/stats/test_gaffke.py).
 _PANELS, _NODES, _TAIL = 8, 20, 1e-25
-# Trapezoid step of the contour, candidate ends, and the log height below which the rest is dropped (1e-15).
-_STEP, _REACHES, _NEGLIGIBLE = 0.04, (3.0, 4.0, 5.0, 6.5, 9.0, 13.0, 20.0, 36.0), -34.5
+# Trapezoid step of the contour (0.08: relative error 1e-9, 0.12: 4e-5, measured on 300 samples), candidate ends, and
+# the log height below which the rest is dropped (1e-15).
+_STEP, _REACHES, _NEGLIGIBLE = 0.08, (3.0, 4.0, 5.0, 6.5, 9.0, 13.0, 20.0, 36.0), -34.5
+_CHUNK = 4096
 
 
 @lru_cache(maxsize=1)
@@ -140,11 +142,16 @@ def _positive_tail(slope: FloatArray, power: FloatArray) -> float:
 
 
 def _log_transform(slope: FloatArray, power: FloatArray, s: NDArray[np.complex128]) -> NDArray[np.complex128]:
-    """Give the log moment generating function of ``sum slope_i * Gamma(power_i)`` at complex points."""
+    """Give the log moment generating function of ``sum slope_i * Gamma(power_i)``, up to multiples of 2 pi i."""
     total = np.zeros(s.size, dtype=np.complex128)
-    for first in range(0, slope.size, 4096):  # bounded memory for tens of thousands of distinct scores
-        part, count = slope[first : first + 4096, None], power[first : first + 4096]
-        total -= count @ np.log(1 - part * s[None, :])
+    many = power != 1
+    if many.any():
+        total -= power[many] @ np.log(1 - slope[many, None] * s[None, :])
+    single = slope[~many]
+    for first in range(0, single.size, _CHUNK):  # bounded memory for tens of thousands of distinct scores
+        factors = 1 - single[first : first + _CHUNK, None] * s[None, :]
+        # One logarithm per 16 factors: a factor stays below 1e16, so that a product of 16 cannot overflow.
+        total -= np.log(np.multiply.reduceat(factors, np.arange(0, factors.shape[0], 16), axis=0)).sum(axis=0)
     return total
 
 
@@ -159,7 +166,7 @@ def _saddle(slope: FloatArray, power: FloatArray) -> tuple[float, float]:
         low, high = (s, high) if gradient < 0 else (low, s)
         step = s - gradient / curvature
         s, previous = (step if low < step < high else (low + high) / 2), s
-        if abs(s - previous) <= 1e-9 * s:
+        if abs(s - previous) <= 1e-4 * s:  # the contour may pass anywhere near
             break
     ratio = slope / (1 - slope * s)
     return s, float(power @ ratio**2) + 1 / s**2

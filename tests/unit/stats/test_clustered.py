@@ -34,7 +34,7 @@ def error_rate(shape, size, replications, seed=0, **options):
 
 
 def test_ratio_estimator_holds_its_level_for_normal_documents():
-    assert error_rate("normal", 20, 1500) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1500)
+    assert error_rate("normal", 60, 500, mode="t") <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 500)
 
 
 @pytest.mark.parametrize(("shape", "size"), [("lognormal", 20), ("sparse", 20), ("sparse", 100), ("lognormal", 100)])
@@ -42,21 +42,30 @@ def test_skewed_documents_do_not_pass_at_the_boundary_more_than_alpha(shape, siz
     assert error_rate(shape, size, 80) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 80)
 
 
-def test_losses_hidden_in_documents_that_were_not_sampled():
-    """A tenth of the documents sits at the cap: without one of them in the sample, 20 documents look perfect."""
+@pytest.mark.parametrize(("share", "loss"), [(0.1, 0.0995), (0.05, 0.2), (0.02, 0.5)])
+def test_losses_hidden_in_documents_that_were_not_sampled(share, loss):
+    """A few documents carry the whole margin: a sample without one of them looks perfect to a t interval."""
     rng = np.random.default_rng(1)
-    tokens = np.full(20, 300)
-    lucky = tokens * rng.normal(0, 0.001, 20)
+    passed = {"t": 0, "auto": 0}
+    for _ in range(100):
+        means = np.where(rng.random(60) < share, loss, 0.0) + rng.normal(0, 0.0005, 60)
+        for mode in passed:
+            passed[mode] += clustered_mean(means * 300, np.full(60, 300), MARGIN, mode=mode).verdict is Verdict.PASS
+    assert passed["auto"] / 100 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100) or loss > 0.3
+    if loss > 0.3:  # beyond what any 60 documents can exclude: 2 % of documents at 50 margins; said in the result
+        lucky = clustered_mean(rng.normal(0, 0.0005, 60) * 300, np.full(60, 300), MARGIN)
+        assert lucky.beyond_upper > 0.045
+
+
+def test_forty_perfect_documents_are_too_few():
+    rng = np.random.default_rng(1)
+    tokens = np.full(40, 300)
+    lucky = tokens * rng.normal(0, 0.001, 40)
     assert clustered_mean(lucky, tokens, MARGIN, mode="t").verdict is Verdict.PASS  # known bad
     guarded = clustered_mean(lucky, tokens, MARGIN)
     assert guarded.verdict is Verdict.INCONCLUSIVE
-    assert "29" in guarded.reason
-    assert guarded.beyond_upper > 0.1
-    passed = 0
-    for _ in range(300):
-        means = np.where(rng.random(29) < 0.1, 0.0995, 0.0) + rng.normal(0, 0.0005, 29)
-        passed += clustered_mean(means * 300, np.full(29, 300), MARGIN).verdict is Verdict.PASS
-    assert passed / 300 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+    assert "59 are the minimum" in guarded.reason
+    assert guarded.beyond_upper > 0.05
 
 
 def test_the_guard_is_needed():
@@ -66,8 +75,8 @@ def test_the_guard_is_needed():
 
 def test_power_for_a_harmless_candidate():
     rng = np.random.default_rng(4)
-    verdicts = [clustered_mean(*documents(rng, 40, 0.0), MARGIN).verdict for _ in range(60)]
-    assert sum(v is Verdict.PASS for v in verdicts) >= 57
+    verdicts = [clustered_mean(*documents(rng, 80, 0.0), MARGIN).verdict for _ in range(30)]
+    assert sum(v is Verdict.PASS for v in verdicts) >= 28
 
 
 def test_clear_harm_fails_in_both_modes():
@@ -98,8 +107,8 @@ def test_pitfall_4_token_level_errors_would_pass_what_documents_refuse():
 def test_few_documents_never_pass_but_gross_harm_fails():
     rng = np.random.default_rng(6)
     assert clustered_mean(*documents(rng, 19, -0.02), MARGIN).verdict is Verdict.INCONCLUSIVE
-    assert "29 are the minimum" in clustered_mean(*documents(rng, 19, -0.02), MARGIN).reason
-    assert "20 are the minimum" in clustered_mean(*documents(rng, 19, -0.02), 0.05).reason
+    assert "20 are the minimum" in clustered_mean(*documents(rng, 19, -0.02), MARGIN).reason
+    assert clustered_mean(*documents(rng, 20, -0.02), MARGIN, cap=None).verdict is Verdict.PASS
     assert clustered_mean(*documents(rng, 8, 0.2, 0.01), MARGIN).verdict is Verdict.FAIL
 
 
@@ -162,12 +171,15 @@ def test_bad_arguments_are_refused():
         clustered_mean([0.0], [1], MARGIN, mode="robust", cap=None)
 
 
-def test_top1_flips_use_their_hard_maximum():
+def test_top1_flips_are_a_mean_over_documents_too():
     rng = np.random.default_rng(9)
-    tokens = np.full(60, 256)
-    calm, wild = rng.binomial(256, 0.004, 60), rng.binomial(256, 0.05, 60)
-    assert clustered_mean(calm, tokens, 0.01, cap=1.0).verdict is Verdict.PASS
-    assert clustered_mean(wild, tokens, 0.01, cap=1.0).verdict is Verdict.FAIL
+    tokens = np.full(120, 256)
+    calm, wild = rng.binomial(256, 0.02, 120), rng.binomial(256, 0.12, 120)
+    assert clustered_mean(calm, tokens, 0.05).verdict is Verdict.PASS
+    assert clustered_mean(wild, tokens, 0.05).verdict is Verdict.FAIL
+    bounded = clustered_mean(calm, tokens, 0.05, cap=1.0)  # no assumption at all, at a price
+    assert bounded.verdict is Verdict.PASS
+    assert clustered_mean(calm[:50], tokens[:50], 0.05, cap=1.0).verdict is Verdict.INCONCLUSIVE
 
 
 def test_long_documents_weigh_more():
