@@ -216,6 +216,7 @@ def _ties(draw: Draw, values: Values) -> None:
     """Every key occurs eight times in a row."""
     if draw.kv_len:
         values.k.copy_(values.k[:, :, torch.arange(draw.kv_len) // 8 * 8])
+    values.equal_scores = True
 
 
 def _resonant(draw: Draw, values: Values) -> None:

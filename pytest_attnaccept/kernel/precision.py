@@ -46,6 +46,11 @@ class Precision:
     s_relative: float
     half: bool
 
+    @property
+    def scores_matter(self) -> bool:
+        """Whether the rounding of scores is not far below that of probabilities (small outputs then show it)."""
+        return self.s_relative > 0.0 or self.p_relative < 1e-4
+
 
 def as_dtype(name: str) -> torch.dtype:
     """Return the torch dtype called `name`."""

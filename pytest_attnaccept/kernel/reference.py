@@ -261,7 +261,7 @@ def reference_rows(call: AttentionCall, what: Semantics, index: Tensor, precisio
         tbar += pt.sum(-1)
         if precision.p_floor:
             v2 += torch.isfinite(block.s).double() @ squares
-        if precision.s_relative or not precision.half or largest > 100.0:
+        if precision.scores_matter or largest > 100.0:
             rounding = score_variance(call, what, precision, block, index)
             noise += (p * rounding).sum(-1)
             s2 += (p2 * rounding).sum(-1)
@@ -308,7 +308,7 @@ def score_variance(call: AttentionCall, what: Semantics, precision: Precision, b
     q_norm = call.q[:, :, index].double().norm(dim=-1)[..., None] * what.scale
     products = (q_norm * block.k_norm).square()
     # A float32 dot product of `dim` terms: partial sums walk up to |q||k| when terms cancel, up to s when one dominates.
-    variance = _U32**2 / 6 * (products + dim * block.t.square() + 12 * s.square())
+    variance: Tensor = _U32**2 / 6 * (products + dim * block.t.square() + 12 * s.square())
     if precision.s_relative:
         # Raw and scaled score are rounded; softcap and bias round again; q and k may be rounded after taking the scale in.
         rounds = 2.0 + (3.0 if what.softcap is not None else 0.0) + (2.0 if what.slopes is not None else 0.0)
@@ -323,6 +323,5 @@ def _mean_value(call: AttentionCall, what: Semantics) -> Tensor:
     total = torch.zeros(call.q.shape[0], kv_heads, 1, call.v.shape[-1], dtype=torch.float64, device=call.q.device)
     for start in range(0, longest, 16384):
         total += gather_keys(call, what, start, min(start + 16384, longest))[1].sum(2, keepdim=True)
-    mean = total / what.lengths.clamp_min(1)[:, None, None, None]
-    per_head: Tensor = mean[:, what.head_map]
-    return per_head
+    mean: Tensor = total / what.lengths.clamp_min(1)[:, None, None, None]
+    return mean[:, what.head_map]

@@ -167,11 +167,17 @@ class Session:
         self.record([Stat(name=name, value=float(changed), limit=0.5, where=where, n=first.out.numel())], case)
         return changed == 0
 
-    def expect_close(self, name: str, base: Judged, second: Output, rows: Tensor | None = None) -> None:
-        """Record how far two correct outputs of the same rows lie apart, in units of what rounding allows."""
+    def expect_close(
+        self, name: str, base: Judged, second: Output, rows: Tensor | None = None, extra: Tensor | None = None
+    ) -> None:
+        """Record how far two correct outputs of the same rows lie apart, in units of what rounding allows.
+
+        `extra` is further variance of the second output, ``(batch, q_heads, q_len, v_head_dim)``.
+        """
         index = base.rows.index
         apart = (second.out[:, :, index].double() - base.output.out[:, :, index].double()).abs()
-        z = apart / (2.0 * base.deviation.variance).sqrt().clamp_min(1e-300)
+        variance = 2.0 * base.deviation.variance + (0.0 if extra is None else extra[:, :, index])
+        z = apart / variance.sqrt().clamp_min(1e-300)
         live = (base.rows.count > 0).expand(z.shape[:3])
         if rows is not None:
             live = live & rows[:, None, index]

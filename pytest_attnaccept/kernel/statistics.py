@@ -174,7 +174,7 @@ def key_scan(
         filtered[:, :, part] = (p * (ev - eo)).sum(2, dtype=torch.float64)
         p2 = p.square()
         noise: Tensor | float = 0.0
-        if precision.s_relative or not precision.half:
+        if precision.scores_matter:
             noise = score_variance(call, what, precision, block, rows.index).float()
         signal = p2 * spread
         power[:, :, part] = signal.sum(2, dtype=torch.float64)
