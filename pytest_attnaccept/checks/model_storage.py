@@ -185,7 +185,7 @@ def bypassed_layers(side: Side, row: Tensor, context: int, pattern: Pattern) -> 
     unread: list[int] = []
     with side.running():
         state = prefill(side, row[:, :context], pattern)
-        expected = extend(side, fork(side, state), row[:, context : context + 2], step=1)
+        expected = extend(side, fork(side, state), row[:, context : context + 1], step=1)
         layers = list(getattr(state.cache, "layers", None) or [])
         for number in range(max(1, len(layers))):
             copy = fork(side, state)
@@ -193,7 +193,7 @@ def bypassed_layers(side: Side, row: Tensor, context: int, pattern: Pattern) -> 
             if not _damage(target):
                 continue
             try:
-                seen = extend(side, copy, row[:, context : context + 2], step=1)
+                seen = extend(side, copy, row[:, context : context + 1], step=1)
             except Exception:  # damaged values may well make the candidate raise: then they are read
                 continue
             if torch.equal(seen, expected):

@@ -104,14 +104,24 @@ def _scored(session: ModelSession, data: Documents, name: str, step: int, *, sha
             continue
         cand = _log_probabilities(session, session.candidate, rows, context, theirs).to(base.device)
         identical = identical and torch.equal(base, cand)
-        kl = (base.exp() * (base - cand)).sum(dim=-1).clamp(min=0.0)
-        flips = (base.argmax(dim=-1) != cand.argmax(dim=-1)).float()
-        scores = (base_nll, _nll(cand, rows[:, context:]), kl, flips)
+        scores = (base_nll, _nll(cand, rows[:, context:]), *_divergence(base, cand))
         found.update({number: tuple(part[at] for part in scores) for at, number in enumerate(group)})  # type: ignore[misc]
     columns = tuple(zip(*(found[number] for number in range(len(data.rows))), strict=True))
     return PatternScores(
         pattern=name, base_nll=columns[0], cand_nll=columns[1], kl=columns[2], flips=columns[3], identical=identical
     )
+
+
+def _divergence(base: Tensor, cand: Tensor) -> tuple[Tensor, Tensor]:
+    """Return KL(base || cand) and whether the most likely token differs, each (batch, n).
+
+    Checkpoints may pad the vocabulary of one tokenizer to different sizes: what both have is compared.
+    """
+    width = min(base.shape[-1], cand.shape[-1])
+    if base.shape[-1] != cand.shape[-1]:
+        base, cand = (torch.log_softmax(side[..., :width], dim=-1) for side in (base, cand))
+    kl = (base.exp() * (base - cand)).sum(dim=-1).clamp(min=0.0)
+    return kl, (base.argmax(dim=-1) != cand.argmax(dim=-1)).float()
 
 
 def _nll(log_probabilities: Tensor, targets: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ def test_an_identity_setting_that_changes_something_fails(toy):
 def test_a_model_that_cannot_be_continued_is_refused(toy, monkeypatch):
     from pytest_attnaccept.checks import model_evidence
 
-    monkeypatch.setattr(model_evidence, "teacher_forced", lambda *args: torch.full((1, 15, 372), 99.0))
+    monkeypatch.setattr(model_evidence, "teacher_forced", lambda *args: torch.full((1, 15, toy.model.config.vocab_size), 99.0))
     with session(toy, ("kv8", {})) as opened, pytest.raises(EngineError, match="cannot be measured through its cache"):
         opened.measure("perplexity", {"documents": 2})
 
@@ -395,11 +395,21 @@ def test_a_baseline_that_cannot_read_the_text_is_bounded(toy):
     lost = type(toy.model)(toy.model.config).eval()
     with open_session(baseline=Candidate(lost, tokenizer=toy.tokenizer), stack=stack(("kv2", {}))) as opened:
         gate = opened.measure("perplexity", {"documents": 3}).gates[0]
-    assert gate.base_limit == 37.2
+    assert gate.base_limit == toy.model.config.vocab_size / 10
     assert gate.base_level > gate.base_limit
     with session(toy, ("kv2", {})) as opened:
         gate = opened.measure("perplexity", {"documents": 3}).gates[0]
     assert gate.base_level < gate.base_limit
+
+
+def test_a_padded_vocabulary_is_compared_where_both_have_it(toy):
+    padded = copy.deepcopy(toy.model)
+    padded.resize_token_embeddings(toy.model.config.vocab_size + 14)
+    candidate = Candidate(padded, tokenizer=toy.tokenizer)
+    with open_session(candidate=candidate, baseline=toy, stack=stack(("kv8", {}))) as opened:
+        gates = {gate.name: gate for gate in opened.measure("divergence", {"documents": 2}).gates}
+    assert sum(gates["kl"].sums) < 1e-3
+    assert sum(gates["top1"].sums) == 0
 
 
 def test_equal_weights_in_other_modules_are_no_copy(toy):
