@@ -49,6 +49,10 @@ class Accept:
         self.record: Record | None = None
         self.failure: BaseException | None = None
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Explain a call of a surface that does not exist (a typing mistake, or one of a later version)."""
+        raise AttributeError(str(UnknownNameError("method of the fixture accept", name, [s.value for s in Surface])))
+
     @property
     def check(self) -> str:
         """Name of the check that this pytest item runs."""
@@ -356,8 +360,3 @@ def _same(side: Any) -> object:
 
 def _decision(verdict: Verdict, headline: str) -> Decision:
     return Decision(verdict=verdict, headline=headline, metrics=())
-
-
-def unknown_surface(name: str) -> UnknownNameError:
-    """Return the error for ``accept.<name>``, with a suggestion."""
-    return UnknownNameError("method of the fixture accept", name, [s.value for s in Surface])

@@ -1,0 +1,57 @@
+"""The gate on SmolLM2-135M with WikiText-2: perplexity alone is blind to StreamingLLM, the needle is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+# Sizes for minutes on two cores; 512 and 1024 of the 8192 trained tokens. 24 documents are the least that may pass, 28
+# contexts the least that could pass a needle margin of 10 points.
+PROFILE = """
+schema: 1
+name: real
+title: SmolLM2 in minutes
+claim: no collapse on short contexts
+alpha: 0.05
+data: {{text: {text}}}
+checks:
+  footprint: {{tier: 0.0625}}
+  perplexity: {{documents: 24, tier: 0.0625, continuation: 48}}
+  needle: {{tiers: [0.125], contexts: 28, questions_per_context: 1}}
+limits:
+  perplexity: {{max: 0.10, origin: "policy: smoke"}}
+  needle: {{max: 0.10, origin: "policy: smoke"}}
+"""
+
+
+def gate(pytester: pytest.Pytester, wikitext: Path, mark: str, *arguments: str) -> dict[str, str]:
+    """Run one marked test under the profile and return the verdict of each check."""
+    profile = pytester.path / "real.yaml"
+    profile.write_text(PROFILE.format(text=wikitext), encoding="utf-8")
+    pytester.makepyfile(
+        test_case=f"import pytest\n\n\n@pytest.mark.approximate({mark})\ndef test_it(accept):\n    accept.model()\n"
+    )
+    pytester.runpytest_inprocess(
+        f"--accept-profile={profile}", "--accept-model=smollm2-135m", "-p", "no:cacheprovider", *arguments
+    )
+    verdicts = json.loads((pytester.path / ".attnaccept" / "verdict.json").read_text(encoding="utf-8"))
+    return {i["item"].rsplit("[", 1)[1][:-1]: i["headline"] for i in verdicts["items"]}
+
+
+def test_perplexity_is_blind_to_streaming_llm_and_the_needle_is_not(pytester, wikitext, smollm2):
+    found = gate(pytester, wikitext, "method='streaming_llm', kv_budget=0.25")
+    assert found["footprint"].startswith("PASS")
+    assert found["perplexity"].startswith("PASS"), found
+    assert found["needle-0.125x"].startswith("FAIL"), found
+
+
+def test_two_bits_fail_on_text_and_eight_do_not(pytester, wikitext, smollm2):
+    eight = gate(pytester, wikitext, "method='kv8'", "-k", "perplexity or footprint")
+    assert eight["perplexity"].startswith("PASS"), eight
+    assert eight["footprint"].startswith("PASS"), eight
+    two = gate(pytester, wikitext, "method='kv2'", "-k", "perplexity")
+    assert two["perplexity"].startswith("FAIL"), two
