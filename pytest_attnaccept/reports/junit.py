@@ -27,7 +27,7 @@ def properties(record: Record) -> list[tuple[str, object]]:
         ("attnaccept.verdict", record.verdict.value),
         ("attnaccept.fingerprint", record.static),
     ]
-    for metric in record.metrics:
+    for metric in sorted(record.metrics, key=lambda m: m.verdict == "PASS"):  # what failed must not be cut off
         name = f"attnaccept.metric.{metric.name}"
         for suffix, value in (
             ("", metric.effect),
