@@ -20,7 +20,9 @@ from pytest_attnaccept.errors import (
     AttnAcceptError,
     ContractError,
     EngineError,
+    RecordError,
     UnknownNameError,
+    UsageError,
 )
 from pytest_attnaccept.fingerprint import candidate_digest, package_versions
 from pytest_attnaccept.items import ItemSpec
@@ -218,7 +220,7 @@ class Accept:
             return self._end(early, Measured(), {}, started)
         try:
             measured = measure()
-        except ContractError as error:
+        except (ContractError, RecordError, UsageError) as error:
             self._note(Verdict.INCOMPLETE, f"bad contract, knobs or data: {error}", started)
             self.failure = error
             raise
