@@ -22,7 +22,19 @@ from pytest_attnaccept.measurement import ClusteredSums, Gate, PairedCounts, Pai
 
 __all__ = ["PairedLog", "choose_metric", "pair_samples", "pair_tables"]
 
-_LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "wer", "cer", "ter", "nll", "loss", "brier", "error", "distance")
+_LOWER_IS_BETTER = (
+    "perplexity",
+    "bits_per_byte",
+    "wer",
+    "cer",
+    "ter",
+    "nll",
+    "loss",
+    "brier",
+    "error",
+    "distance",
+    "toxicity",
+)
 _FAVOURITES = ("acc", "exact_match")
 
 
@@ -203,6 +215,12 @@ def _refuse_mismatch(
             f"{cand.path}:{rows[0].line}: the {what} of document {rows[0].doc_id} differs from {base.path}:{row.line}; "
             "runs with another template, few-shot setting or data version cannot be paired"
         )
+    for key, rows in second.items():
+        if key in first and rows[0].request != first[key][0].request:
+            raise RecordError(
+                f"{cand.path}:{rows[0].line}: document {rows[0].doc_id} was asked with other generation settings or choices "
+                f"than in {base.path}:{first[key][0].line}; both runs need the same --gen_kwargs"
+            )
     if not any(key in first for key in second):
         raise RecordError(
             f"{cand.path}: shares no document with {base.path}; these are logs of different tasks or data"

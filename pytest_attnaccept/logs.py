@@ -32,6 +32,8 @@ class SampleRow:
     ----------
     document, prompt, target
         Hashes that identify the item.
+    request
+        Digest of how the item was asked beside the prompt: generation settings, or the choices that were scored.
     filter
         Answer filter of lm-eval ("strict-match", "none"): one document has one row per filter.
     values
@@ -49,6 +51,7 @@ class SampleRow:
     document: str
     prompt: str
     target: str
+    request: str
     filter: str
     values: Mapping[str, object]
     answer: str
@@ -117,6 +120,7 @@ def _sample(path: Path, number: int, raw: bytes) -> SampleRow:
         document=str(entry.get("doc_hash") or _hash(doc)),
         prompt=str(entry.get("prompt_hash") or _hash(_first_prompt(entry.get("arguments"), where))),
         target=str(entry.get("target_hash") or _hash(entry.get("target"))),
+        request=_hash([request[1:] for request in _requests(entry.get("arguments"))]),
         filter=str(entry.get("filter", "none")),
         values=values,
         answer=_hash(answers),
@@ -240,6 +244,10 @@ def _nll(where: str, number: int, entry: Mapping[str, str | None], column: str) 
         tokens, value = int(entry["tokens"] or ""), float(entry[column] or "")
     except (TypeError, ValueError) as error:
         raise RecordError(f"{where}: needs a whole number of tokens and a number of nats ({error})") from error
+    if value < 0:
+        raise RecordError(
+            f"{where}: {column} is {value:g}, and a negative log-likelihood is positive; was the sign lost?"
+        )
     if not document or tokens < 1:
         raise RecordError(f"{where}: needs a document name and at least one token")
     return NllRow(document=document, tokens=tokens, nll=value * (tokens if column in _MEAN else 1), line=number)

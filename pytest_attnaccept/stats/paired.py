@@ -159,7 +159,7 @@ def paired_scores(
     values = _require_values(losses, best, worst)
     if values.size == 0:
         return _empty(margin, alpha_pass, alpha_fail, "gaffke")
-    floor = "" if base_mean is None else baseline_floor(base_mean, 0, margin, chance)
+    floor = "" if base_mean is None else baseline_floor(base_mean, values.size, margin, chance)
     too_few = too_few_items(values.size, margin / worst, alpha_pass)
     if clusters and values.size < MIN_CLUSTERS:
         too_few = f"{values.size} clusters are too few to pass: {MIN_CLUSTERS} are the minimum"

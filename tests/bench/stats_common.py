@@ -16,6 +16,20 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 
 
+def _commit() -> str:
+    """Give the commit that makes the numbers; a change of the statistics on top of it is marked."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    paths = ["pytest_attnaccept/stats", "tests/bench"]
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "-uno", "--", *paths], capture_output=True, text=True, check=True
+    )
+    touched = [line for line in changed.stdout.splitlines() if "stats" in line and "/results/" not in line]
+    return head + (" with uncommitted changes" if touched else "")
+
+
+COMMIT = _commit()  # at the start of the run: the code that is imported, not what was written meanwhile
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One threshold, fixed before the run: the value must not exceed the limit (or must reach it)."""
@@ -39,17 +53,6 @@ def options(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def commit() -> str:
-    """Give the commit that made the numbers; a change of the statistics on top of it is marked."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    paths = ["pytest_attnaccept/stats", "tests/bench"]
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "-uno", "--", *paths], capture_output=True, text=True, check=True
-    )
-    touched = [line for line in changed.stdout.splitlines() if "/results/" not in line]
-    return head + (" with uncommitted changes" if touched else "")
-
-
 def publish(
     name: str,
     title: str,
@@ -63,7 +66,7 @@ def publish(
     """Print the tables, store them unless quick, and return 1 when a threshold does not hold."""
     text = [f"# {title}", ""]
     command = f"python tests/bench/{Path(sys.argv[0]).name} --seed {seed}"
-    text += [f"`{command}` at commit {commit()}, seed {seed}; {', '.join(f'{k}: {v}' for k, v in counts.items())}", ""]
+    text += [f"`{command}` at commit {COMMIT}, seed {seed}; {', '.join(f'{k}: {v}' for k, v in counts.items())}", ""]
     for heading, rows in tables.items():
         text += [f"## {heading}", "", *_markdown(rows), ""]
     text += ["## Thresholds (fixed before the run)", "", *_markdown([_row(check) for check in checks]), ""]
@@ -72,7 +75,7 @@ def publish(
         RESULTS.mkdir(exist_ok=True)
         stored = {
             "command": command,
-            "commit": commit(),
+            "commit": COMMIT,
             "seed": seed,
             "counts": dict(counts),
             "tables": {k: list(v) for k, v in tables.items()},

@@ -190,6 +190,14 @@ class TestPitfall13Pairing:
         with pytest.raises(RecordError, match="the target of document 0 differs"):
             compare_logs(*logs(scored(RIGHT), changed), 0.05)
 
+    def test_other_generation_settings_are_another_test(self, logs):
+        """A candidate that may write longer answers is not the same test, whatever its prompt."""
+        longer = scored(RIGHT)
+        for entry in longer:
+            entry["arguments"]["gen_args_0"]["arg_1"] = {"until": ["\n"], "max_gen_toks": 4096}
+        with pytest.raises(RecordError, match="other generation settings"):
+            compare_logs(*logs(scored(RIGHT), longer), 0.05)
+
     def test_other_documents_are_another_task(self, logs):
         other = [sample(i + 1000, 1.0) for i in range(200)]
         with pytest.raises(RecordError, match="shares no document"):

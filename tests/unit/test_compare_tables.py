@@ -95,6 +95,7 @@ def test_pairing_is_strict(tables):
         ("document,tokens,nll", ("a", 0, 20.0), "at least one token"),
         ("document,tokens,nll", ("", 5, 20.0), "document name"),
         ("document,tokens,nll", ("a", 10, "x"), "number of nats"),
+        ("document,tokens,nll", ("a", 10, -25.0), "was the sign lost"),
         ("document,tokens,nll", ("a", 10), "number of nats"),
     ],
 )
