@@ -111,7 +111,7 @@ def slug(text: str) -> str:
     """Return `text` as an id: lower case, ``[a-z0-9._+-]`` only.
 
     >>> slug("h2o(kv_budget=0.25)")
-    'h2o-kv-budget-0.25'
+    'h2o-kv_budget-0.25'
     """
     parts = "".join(c if c in _ID_CHARS else "-" for c in text.lower()).split("-")
     return "-".join(p for p in parts if p)

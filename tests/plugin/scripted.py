@@ -60,6 +60,7 @@ ACTIONS = {
     "nothing": lambda c: Measured(),
     "paired": lambda c: _paired(c, 0, 2000),
     "harm": lambda c: _paired(c, 600, 2000),
+    "some": lambda c: _paired(c, 300, 2000),
     "few": lambda c: _paired(c, 0, 5),
     "invalid": lambda c: _refuse(c, Verdict.INVALID, "the candidate is bit-identical to the baseline"),
     "neutral": lambda c: Measured(refusals=(Refusal(verdict=Verdict.NOT_APPLICABLE, reason="no such feature"),)),
