@@ -16,13 +16,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
+from pytest_attnaccept.compare_junit import write_comparison
 from pytest_attnaccept.errors import AttnAcceptError, RecordError, UsageError
-from pytest_attnaccept.log_pairs import PairedLog, choose_metric, pair_samples, pair_tables
-from pytest_attnaccept.logs import is_table, read_samples, read_table
+from pytest_attnaccept.log_pairs import PairedLog, choose_metric, pair_samples
+from pytest_attnaccept.log_tables import is_table, pair_tables, read_table
+from pytest_attnaccept.logs import read_samples
 from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, PairedCounts, PairedScores, Refusal
 from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
@@ -222,14 +224,21 @@ def compare_main(argv: Sequence[str]) -> int:
             chance=args.chance,
             through_cache=args.through_cache,
         )
+        print("\n".join(result.lines))
+        if args.junit is not None:
+            write_comparison(args.junit, name, result.decision, "\n".join(result.lines))
     except AttnAcceptError as error:
-        print(f"attnaccept compare: ERROR: {error}", file=sys.stderr)
-        _write_junit(args.junit, name, None, str(error))
-        return 2
-    print("\n".join(result.lines))
-    if not _write_junit(args.junit, name, result, ""):
-        return 2
+        return _report_error(args.junit, name, str(error))
     return _EXIT.get(result.verdict, 2)
+
+
+def _report_error(junit: Path | None, name: str, text: str) -> int:
+    """Say what is wrong with the input, also in the JUnit file where one is wanted and possible."""
+    print(f"attnaccept compare: ERROR: {text}", file=sys.stderr)
+    if junit is not None:
+        with suppress(RecordError):  # the file itself may be what cannot be written
+            write_comparison(junit, name, None, text)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -261,55 +270,3 @@ def _method(name: str) -> Method:
     from pytest_attnaccept.registry import Registry
 
     return Registry.builtin().get(name, "--method")
-
-
-def _write_junit(path: Path | None, name: str, result: Comparison | None, error: str) -> bool:
-    """Write one testcase: a failure for every verdict but PASS, an error for bad input. False: it could not be written."""
-    if path is None:
-        return True
-    from pytest_attnaccept.records import write_atomically
-
-    failed = result is not None and result.verdict is not Verdict.PASS
-    suite = ET.Element(
-        "testsuite",
-        name="attnaccept",
-        tests="1",
-        failures=str(int(failed)),
-        errors=str(int(result is None)),
-        skipped="0",
-    )
-    case = ET.SubElement(suite, "testcase", classname="attnaccept.compare", name=name, time="0.000")
-    if result is None:
-        ET.SubElement(case, "error", message=_clean(error)).text = _clean(error)
-    else:
-        holder = ET.SubElement(case, "properties")
-        for key, value in _properties(result):
-            ET.SubElement(holder, "property", name=key, value=_clean(value))
-        if failed:
-            message = _clean(f"{result.verdict.value}: {result.decision.headline}")
-            ET.SubElement(case, "failure", message=message).text = _clean("\n".join(result.lines))
-    root = ET.Element("testsuites")
-    root.append(suite)
-    try:
-        write_atomically(
-            path, '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
-        )
-    except OSError as problem:
-        print(f"attnaccept compare: ERROR: {path}: cannot be written: {problem}", file=sys.stderr)
-        return False
-    return True
-
-
-def _properties(result: Comparison) -> list[tuple[str, str]]:
-    rows = [("attnaccept.verdict", result.verdict.value)]
-    for metric in result.decision.metrics:
-        prefix = f"attnaccept.metric.{metric.name}"
-        numbers = (("", metric.effect), (".ci_low", metric.ci_low), (".ci_high", metric.ci_high), (".n", metric.n))
-        rows += [(prefix + suffix, f"{value:.6g}") for suffix, value in numbers if value is not None]
-        rows += [(prefix + ".limit", f"{metric.limit:g}")] if metric.limit is not None else []
-    return rows[:25]
-
-
-def _clean(text: str) -> str:
-    """Replace control characters, for which XML has no place."""
-    return "".join(c if c >= " " or c in "\n\t" else "?" for c in text)

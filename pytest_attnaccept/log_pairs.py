@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_attnaccept.errors import RecordError, suggest
-from pytest_attnaccept.logs import NllTable, SampleLog, SampleRow
-from pytest_attnaccept.measurement import ClusteredSums, Gate, PairedCounts, PairedScores
+from pytest_attnaccept.logs import SampleLog, SampleRow
+from pytest_attnaccept.measurement import Gate, PairedCounts, PairedScores
 
-__all__ = ["PairedLog", "choose_metric", "pair_samples", "pair_tables"]
+__all__ = ["PairedLog", "choose_metric", "pair_samples"]
 
 _LOWER_IS_BETTER = (
     "perplexity",
@@ -285,46 +285,3 @@ def _notes(
     if total % 50 == 0 and sorted(ids) == sorted(map(str, range(total))):
         notes.append(f"the items are exactly the first {total}: if that is a --limit, they are no sample of the task")
     return tuple(notes)
-
-
-def pair_tables(base: NllTable, cand: NllTable) -> PairedLog:
-    """Pair two tables by document; the same documents with the same token counts are required."""
-    missing = [name for name in base.rows if name not in cand.rows]
-    if missing:
-        raise RecordError(f"{cand.path}: lacks {len(missing)} documents of {base.path}, for example {missing[0]!r}")
-    usable = {name: row for name, row in base.rows.items() if math.isfinite(row.nll)}
-    if not usable:
-        raise RecordError(f"{base.path}: no document has a finite likelihood")
-    for name, row in usable.items():
-        other = cand.rows[name]
-        if other.tokens != row.tokens:
-            raise RecordError(
-                f"{cand.path}:{other.line}: document {name!r} has {other.tokens} tokens, and {row.tokens} in "
-                f"{base.path}:{row.line}; likelihoods under different tokenizations cannot be paired"
-            )
-    sums = tuple(cand.rows[name].nll - row.nll for name, row in usable.items())
-    tokens = tuple(row.tokens for row in usable.values())
-    void = len(base.rows) - len(usable) + sum(name not in base.rows for name in cand.rows)
-    lost = sum(not math.isfinite(value) for value in sums)
-    return PairedLog(
-        name="perplexity",
-        gate=ClusteredSums(
-            name="perplexity",
-            sums=sums,
-            tokens=tokens,
-            base_level=_perplexity(sum(row.nll for row in usable.values()) / sum(tokens)),
-        ),
-        losses=sum(value > 0 for value in sums),
-        gains=sum(value < 0 for value in sums),
-        lost_answers=lost,
-        void=void,
-        items=len(sums),
-        identical=all(value == 0 for value in sums),
-        constant=None,
-        generative=False,
-        notes=(f"{void} documents have no usable baseline likelihood and are void",) if void else (),
-    )
-
-
-def _perplexity(mean: float) -> float:
-    return math.exp(mean) if mean < 700 else math.inf
