@@ -87,6 +87,7 @@ class Planner:
         found += [
             self.spec("diffuse", 2, 1, min(2047, top)),
             self.spec("diffuse", 1, 257, 257),
+            self.spec("diffuse", 1, 40, 130, deep=False),
             self.spec("needle", 1, 1, top),
         ]
         for variant in range(1, len(self.contract.variants())):

@@ -40,16 +40,31 @@ from pytest_attnaccept.kernel.statistics import (
 from pytest_attnaccept.measurement import Fact, Measured, Refusal, Threshold
 from pytest_attnaccept.taxonomy import Verdict
 
-__all__ = ["CONTROLS", "Judged", "NotApplicable", "Session", "exact_rows", "judge_output", "lse_stats", "row_limit"]
+__all__ = [
+    "CONTROLS",
+    "EnoughFailures",
+    "Judged",
+    "NotApplicable",
+    "Session",
+    "exact_rows",
+    "judge_output",
+    "lse_stats",
+    "row_limit",
+]
 
 CONTROLS = ("zeros", "mean(V)", "a lost key")
 _LN2 = math.log(2.0)
+_ENOUGH_FAILURES = 5
 _ORIGINS = {
     "maxz": "derived: sub-Gaussian bound of the largest standardised error, false alarm 1e-6",
     "excess": "derived: as maxz, error beyond one output ulp",
     "z2": "measured: correct kernels <= 1.01; 1.25 plus 6 deviations",
     "lse": "derived: float32 logsumexp, 2e-6 (1 + |lse|) plus score rounding",
 }
+
+
+class EnoughFailures(Exception):
+    """The item has failed on several cases; more of them would only cost time."""
 
 
 class NotApplicable(Exception):
@@ -139,6 +154,9 @@ class Session:
         self.longest = max(self.longest, farthest_key(judged))
         if judged.failed:
             self.failures.append(judged)
+            if len(self.failures) >= _ENOUGH_FAILURES:
+                self.facts.append(Fact(name="stopped", value=f"after {_ENOUGH_FAILURES} failing cases"))
+                raise EnoughFailures
         return judged
 
     def record(self, stats: tuple[Stat, ...] | list[Stat], case: Case) -> None:
@@ -226,7 +244,7 @@ class Session:
         refusals = [Refusal(verdict=Verdict.FAIL, reason=text) for text, _ in self.broken]
         refusals += [Refusal(verdict=Verdict.INVALID, reason=text) for text in self.invalid]
         missing = [name for name in self.required if name not in self.rejected]
-        if not refusals and (missing or not self.judged_rows):
+        if not refusals and not self.failures and (missing or not self.judged_rows):
             reason = (
                 f"this check cannot reject {', '.join(missing)} on its own inputs"
                 if missing
