@@ -238,6 +238,11 @@ def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> C
     refusal = ""
     if verdict is not Verdict.FAIL and size < need:
         verdict, refusal = Verdict.INCONCLUSIVE, f"{size} documents are too few to pass: {need} are the minimum"
+    elif verdict is Verdict.PASS and not sample.mean < sample.margin:
+        verdict = Verdict.INCONCLUSIVE
+        refusal = (
+            f"{k} of {size} documents carry the mean to {sample.mean:+.5f}, not below the margin {sample.margin:.5f}"
+        )
     elif verdict is Verdict.FAIL and many < sample.alpha_fail:
         refusal = f"{k} of {size} documents lose more than {cap:.3g} per token"
     elif verdict is Verdict.INCONCLUSIVE and tails[0] < sample.alpha_pass:

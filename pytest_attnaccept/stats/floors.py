@@ -54,4 +54,4 @@ def baseline_floor(base_mean: float, n: int, margin: float, chance: float = 0.0)
 def too_few_items(n: int, share: float, alpha: float) -> str:
     """Say that n items cannot pass a margin (as a share of the worst loss), or return an empty string."""
     need = items_for_any_pass(share, alpha)
-    return f"{n} items cannot pass even without a loss: {need} are the minimum for this margin" if n < need else ""
+    return f"{n} items are too few to pass: {need} are the minimum for this margin" if n < need else ""

@@ -136,6 +136,15 @@ def test_documents_beyond_the_cap_are_counted():
     assert "24 of 200" in refused.reason
 
 
+def test_one_exploding_document_is_not_capped_away():
+    """The cap bounds what is assumed about documents not seen; what was seen counts in full."""
+    sums = np.zeros(200)
+    sums[7] = 1e6
+    result = clustered_mean(sums, np.full(200, 10), MARGIN)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "1 of 200 documents carry the mean" in result.reason
+
+
 def test_skew_without_a_cap_is_not_certified():
     rng = np.random.default_rng(7)
     sums, tokens = documents(rng, 60, 0.001, shape="sparse")
