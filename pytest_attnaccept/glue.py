@@ -91,9 +91,15 @@ def _worst_first(items: list[pytest.Item]) -> None:
     items.sort(key=key)
 
 
+def _runs_tests(config: pytest.Config) -> bool:
+    """Whether this call of pytest runs tests at all (and does not only list something)."""
+    lists = ("collectonly", "showfixtures", "show_fixtures_per_test", "attnaccept_plan")
+    return not any(getattr(config.option, name, False) for name in lists)
+
+
 def announce(config: pytest.Config, gate: GateSession) -> None:
     """Put on disk that a gate has begun."""
-    if not config.option.collectonly and not gate.options.plan_only:
+    if gate.options.explicit and _runs_tests(config):
         with _writing(config, gate):
             gate.announce()
 
@@ -109,7 +115,7 @@ def collected(session: pytest.Session, gate: GateSession) -> None:
         if reporter is not None:
             for line in plan_lines(gate.plan(), gate.profile):
                 reporter.write_line(line)
-    elif not session.config.option.collectonly:
+    elif _runs_tests(session.config):
         with _writing(session.config, gate):
             gate.write_plan()
 
@@ -211,7 +217,7 @@ def shape_report(item: pytest.Item, call: pytest.CallInfo[None], report: Any) ->
 def finish(session: pytest.Session, exitstatus: int) -> None:
     """Judge the run and, under an explicit profile, raise the exit status of everything that is not PASS."""
     config = session.config
-    if config.option.collectonly or config.getoption("attnaccept_plan") or exitstatus in (3, 4):
+    if not _runs_tests(config) or exitstatus in (3, 4):
         return
     gate = gate_of(config)
     result = gate.finish()

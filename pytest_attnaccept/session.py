@@ -160,7 +160,7 @@ class GateSession:
         problems += self._lost_records(records)
         self.result = judge(plan, records, problems, alpha=self.profile.alpha)
         if plan.items or self.options.explicit:
-            self.shards.settle(plan, problems)
+            self.shards.settle(plan, self.result.problems)
             self.shards.drop_older_runs()
             self._write_summary()
         return self.result
