@@ -223,11 +223,10 @@ def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> C
     upper = bound(upper_tail, sample.alpha_pass, mean, cap)
     lower = bound(lower_tail, sample.alpha_fail / 2, mean, -cap)
     tails = upper_tail(sample.margin), min(1.0, 2 * lower_tail(sample.margin))
-    k = sample.beyond
-    bounded = cap >= 1  # the cap is the largest possible value: there is nothing beyond it
+    k, bounded = sample.beyond, cap >= 1  # a cap of 1 is the largest possible value: nothing lies beyond it
     few = (
         0.0 if bounded else difference_sf(k + 1, 0, size - k, beyond_limit)
-    )  # p-value of "the share reaches the limit"
+    )  # evidence that the share reaches the limit
     many = 1.0 if bounded or k == 0 else min(1.0, 2 * difference_cdf(k, 1, size - k, beyond_limit))
     verdict = decide(max(tails[0], few), min(tails[1], many), sample.alpha_pass, sample.alpha_fail)
     need = max(
@@ -235,21 +234,20 @@ def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> C
         items_for_any_pass(sample.margin / cap, sample.alpha_pass),
         1 if bounded else items_for_any_pass(beyond_limit, sample.alpha_pass),
     )
-    refusal = ""
-    if verdict is not Verdict.FAIL and size < need:
-        verdict, refusal = Verdict.INCONCLUSIVE, f"{size} documents are too few to pass: {need} are the minimum"
+    beyond = f"{k} of {size} documents"
+    text = ""
+    if verdict is Verdict.FAIL:
+        text = f"{beyond} lose more than {cap:.3g} per token" if many < sample.alpha_fail else ""
+    elif size < need:
+        text = f"{size} documents are too few to pass: {need} are the minimum"
     elif verdict is Verdict.PASS and not sample.mean < sample.margin:
-        verdict = Verdict.INCONCLUSIVE
-        refusal = (
-            f"{k} of {size} documents carry the mean to {sample.mean:+.5f}, not below the margin {sample.margin:.5f}"
-        )
-    elif verdict is Verdict.FAIL and many < sample.alpha_fail:
-        refusal = f"{k} of {size} documents lose more than {cap:.3g} per token"
+        text = f"{beyond} carry the mean to {sample.mean:+.5f}, not below the margin {sample.margin:.5f}"
     elif verdict is Verdict.INCONCLUSIVE and tails[0] < sample.alpha_pass:
-        refusal = f"{k} of {size} documents lose more than {cap:.3g} per token: under {beyond_limit:.0%} is not shown"
+        text = f"{beyond} lose more than {cap:.3g} per token: under {beyond_limit:.0%} is not shown"
     elif verdict is Verdict.INCONCLUSIVE:
-        refusal = f"the bound with documents capped at {cap:.3g}, {upper:+.5f}, reaches the margin {sample.margin:.5f}"
-    return _result(sample, "robust", (mean, lower, upper), tails, verdict, refusal, _beyond_upper(sample))
+        text = f"the bound with documents capped at {cap:.3g}, {upper:+.5f}, reaches the margin {sample.margin:.5f}"
+    verdict = Verdict.INCONCLUSIVE if text and verdict is Verdict.PASS else verdict
+    return _result(sample, "robust", (mean, lower, upper), tails, verdict, text, _beyond_upper(sample))
 
 
 def _beyond_upper(sample: _Sample) -> float:
