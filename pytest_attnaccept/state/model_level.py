@@ -169,6 +169,14 @@ def _prefix(run: ModelRun, length: int) -> Iterator[Shift]:
         got = run.through(end, copied, [len(end)], start=len(prefix))
         want = run.alone(torch.cat([prefix, end]))[len(prefix) :]
         yield run.shift(f"continuation {number} of a warm prefix", got, want, first=len(prefix))
+    # Two copies taken at once and fed in turns: shared storage of the copies shows only here.
+    pair, half = [copy_cache(warm), copy_cache(warm)], len(ends[0]) // 2
+    for part in (slice(0, half), slice(half, None)):
+        for number, (end, copied) in enumerate(zip(ends, pair, strict=True)):
+            at = len(prefix) + (part.start or 0)
+            got = run.through(end[part], copied, [len(end[part])], start=at)
+            want = run.alone(torch.cat([prefix, end]))[len(prefix) :][part]
+            yield run.shift(f"copy {number} of two in turns, from {at}", got, want, first=at)
     got = run.through(ends[1], warm, [1] * len(ends[1]), start=len(prefix))
     want = run.alone(torch.cat([prefix, ends[1]]))[len(prefix) :]
     yield run.shift("the warm prefix itself, after its copies", got, want, first=len(prefix))

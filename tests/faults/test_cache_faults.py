@@ -6,8 +6,8 @@ import torch
 from fixtures.broken.caches import BROKEN_CACHES, SHAPE
 from fixtures.good.caches import ContiguousCache, PagedCache, RingWindowCache
 from pytest_attnaccept.state.cache import CACHE_CHECKS, make_cache_contract, measure_cache
-from pytest_attnaccept.verdict import decide
 from pytest_attnaccept.taxonomy import Verdict
+from pytest_attnaccept.verdict import decide
 
 WINDOW, SINKS = {"window": 7}, {"window": 7, "sink_tokens": 2}
 
