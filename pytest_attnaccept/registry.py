@@ -79,8 +79,13 @@ class Registry:
 
     def _load_entry_point(self, name: str) -> None:
         point = _entry_point_names()[name]
-        loaded = point.load()  # type: ignore[attr-defined]
-        method = loaded() if callable(loaded) and not isinstance(loaded, Method) else loaded
+        try:
+            loaded = point.load()  # type: ignore[attr-defined]
+            method = loaded() if callable(loaded) and not isinstance(loaded, Method) else loaded
+        except Exception as error:  # foreign code: whatever it raises, the user has to learn which package is broken
+            raise UsageError(
+                f"entry point {name!r} of group {METHOD_GROUP} cannot be loaded ({type(error).__name__}: {error})"
+            ) from error
         if not isinstance(method, Method) or method.name != name:
             raise UsageError(
                 f"entry point {name!r} of group {METHOD_GROUP} must give a Method named {name!r}, got {method!r}"

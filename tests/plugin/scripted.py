@@ -20,7 +20,7 @@ from pytest_attnaccept.protocol import StackEntry, required_depth
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.taxonomy import Surface
 
-CONFTEST = '''
+CONFTEST = """
 import hashlib, json, os, pathlib, time
 
 from pytest_attnaccept import accept as _module
@@ -113,7 +113,7 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     _module.Accept._model_session, _module.Accept._measured = _original
-'''
+"""
 
 H2O = """
 import pytest
@@ -133,7 +133,9 @@ def test_kv4(accept):
 )
 
 
-def checks_of(method: str = "h2o", profile: str = "smoke", surface: Surface = Surface.MODEL, **knobs: object) -> list[str]:
+def checks_of(
+    method: str = "h2o", profile: str = "smoke", surface: Surface = Surface.MODEL, **knobs: object
+) -> list[str]:
     """Return the ids of the checks that one method needs, from the protocol itself."""
     registry = Registry.builtin()
     found = registry.get(method)

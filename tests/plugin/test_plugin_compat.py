@@ -230,7 +230,9 @@ def test_nan_metric(project: Project) -> None:
 
 def test_chinese_everything(project: Project) -> None:
     name = "test_注意力_缓存"
-    source = H2O.replace("test_h2o", name).replace("@pytest.mark", '@pytest.mark.parametrize("p", ["提示", "b"])\n@pytest.mark')
+    source = H2O.replace("test_h2o", name).replace(
+        "@pytest.mark", '@pytest.mark.parametrize("p", ["提示", "b"])\n@pytest.mark'
+    )
     project.file("测试目录/test_内核.py", source.replace("(accept)", "(accept, p)"))
     project.script(identity="chinese", footprint="fail")
     out = project.run(GATE, "--junitxml=out.xml", apart=True)

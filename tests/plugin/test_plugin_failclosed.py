@@ -234,7 +234,10 @@ def test_own_fixture_called_accept_is_left_alone(project: Project) -> None:
 
 
 def test_own_fixture_called_accept_on_a_gated_test(project: Project) -> None:
-    project.file("sub/conftest.py", "import pytest\n@pytest.fixture\ndef accept():\n    class A:\n        model = lambda s: 1\n    return A()\n")
+    project.file(
+        "sub/conftest.py",
+        "import pytest\n@pytest.fixture\ndef accept():\n    class A:\n        model = lambda s: 1\n    return A()\n",
+    )
     project.file("sub/test_gate.py", H2O)
     out = project.run(GATE)
     assert (out.ret, out.passed) == (4, 0)
@@ -249,7 +252,11 @@ def test_override_that_builds_on_the_fixture(project: Project) -> None:
 
 
 def test_folders_and_ids_with_brackets_stay_apart(project: Project) -> None:
-    text = body("accept.model()", before="@pytest.mark.parametrize('p', ['a[0]', 'identity', 'b-footprint'])\n", arguments="accept, p")
+    text = body(
+        "accept.model()",
+        before="@pytest.mark.parametrize('p', ['a[0]', 'identity', 'b-footprint'])\n",
+        arguments="accept, p",
+    )
     project.file("t[1]/test_gate.py", text)
     project.file("t[1]/test_other.py", text)
     out = project.run(GATE)

@@ -35,7 +35,15 @@ def test_plain_tests_beside_an_empty_folder(project: Project) -> None:
 
 def test_nothing_on_disk_until_a_gated_item_runs(project: Project) -> None:
     project.file("test_gate.py", H2O)
-    for options in (("--co",), (GATE, "--co"), (GATE, "--fixtures"), ("--accept-plan",), ("--markers",), ("--help",), ("--fixtures",)):
+    for options in (
+        ("--co",),
+        (GATE, "--co"),
+        (GATE, "--fixtures"),
+        ("--accept-plan",),
+        ("--markers",),
+        ("--help",),
+        ("--fixtures",),
+    ):
         out = project.run(*options)
         assert out.ret == 0
         assert not out.folder.exists()

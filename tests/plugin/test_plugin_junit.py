@@ -22,7 +22,12 @@ def test_one_testcase_per_item(project: Project, family: str, mode: tuple[str, .
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == (str(2 * N), "6", "2")
     by_name = {c.get("name"): c for c in cases}
     assert len(by_name) == 2 * N
-    assert by_name["test_h2o[identity]"].find("failure").get("message").startswith(f"FAIL {ITEM}[identity]: the candidate raised")
+    assert (
+        by_name["test_h2o[identity]"]
+        .find("failure")
+        .get("message")
+        .startswith(f"FAIL {ITEM}[identity]: the candidate raised")
+    )
     assert by_name["test_h2o[footprint]"].find("failure").get("message").startswith(f"FAIL {ITEM}[footprint]: ")
     assert by_name["test_h2o[perplexity]"].find("failure").get("message").startswith(f"INCOMPLETE {ITEM}[perplexity]: ")
     assert by_name["test_h2o[divergence]"].find("failure") is None
@@ -91,7 +96,10 @@ def test_system_out(project: Project) -> None:
 
 
 def test_fixture_error_is_an_error_and_incomplete(project: Project) -> None:
-    project.file("test_gate.py", "import pytest\n@pytest.fixture\ndef broken():\n    1 / 0\n" + H2O.replace("(accept)", "(accept, broken)"))
+    project.file(
+        "test_gate.py",
+        "import pytest\n@pytest.fixture\ndef broken():\n    1 / 0\n" + H2O.replace("(accept)", "(accept, broken)"),
+    )
     out = project.run(GATE, "--junitxml=out.xml")
     assert (out.ret, out.errors, len(out.records), out.tally) == (1, N, 0, {"INCOMPLETE": N})
     assert len(list(project.junit().iter("error"))) == N

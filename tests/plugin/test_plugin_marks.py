@@ -135,7 +135,9 @@ def call(gate):
 """,
     )
     model = len(checks_of("gqa"))
-    by_test = {t: [v for i, v in out.verdicts.items() if f"::{t}[" in i] for t in ("test_source", "test_mark", "test_registry")}
+    by_test = {
+        t: [v for i, v in out.verdicts.items() if f"::{t}[" in i] for t in ("test_source", "test_mark", "test_registry")
+    }
     assert by_test["test_source"] == by_test["test_mark"] == ["PASS"] * model
     assert set(by_test["test_registry"]) == {"FAIL"}
     assert "surface='model'" in out.headline(next(i for i in out.verdicts if "test_registry[value]" in i))
@@ -155,19 +157,20 @@ def test_grid(accept, a, b):
     )
     assert (out.ret, len(out.records), len(out.verdicts)) == (0, 4 * N, 4 * N)
     assert {i.split("[", 1)[1].split("]")[0] for i in out.verdicts} == {"1-y", "1-z", "2-y", "2-z"}
-    selected = gate(
-        project, (project.path / "test_gate.py").read_text(encoding="utf-8"), "-k", "1-y and footprint"
-    )
+    selected = gate(project, (project.path / "test_gate.py").read_text(encoding="utf-8"), "-k", "1-y and footprint")
     assert (selected.ret, len(selected.records)) == (1, 1)
 
 
 def test_marks_added_by_metafunc_are_a_usage_error(project: Project) -> None:
-    project.file("sub/conftest.py", """
+    project.file(
+        "sub/conftest.py",
+        """
 import pytest
 def pytest_generate_tests(metafunc):
     if "p" in metafunc.fixturenames:
         metafunc.parametrize("p", [pytest.param(1, marks=pytest.mark.approximate(method="h2o", kv_budget=0.5))])
-""")
+""",
+    )
     project.file("sub/test_late.py", "def test_late(accept, p):\n    accept.model()\n")
     out = project.run(GATE)
     assert (out.ret, out.passed) == (4, 0)

@@ -28,7 +28,9 @@ def test_cells_items_and_records(project: Project) -> None:
     assert (out.ret, out.passed, len(out.records), out.gate) == (0, CELLS * N, CELLS * N, "PASS")
     cells = {i.split("::")[1].split("[")[0] for i in out.verdicts}
     assert cells == {
-        f"{m}.{c}" for m in ("gqa", "mha") for c in ("production", "chat", "only-kv4-residual-0", "only-h2o-kv_budget-0.25-sinks-4")
+        f"{m}.{c}"
+        for m in ("gqa", "mha")
+        for c in ("production", "chat", "only-kv4-residual-0", "only-h2o-kv_budget-0.25-sinks-4")
     }
     assert all(len(i.rpartition("::")[2]) < 100 for i in out.verdicts)
 
@@ -38,7 +40,12 @@ def test_under_xdist(project: Project, mode: tuple[str, ...]) -> None:
     project.file("release.accept.yaml", SUITE)
     project.script(perplexity="fail")
     out = project.run(GATE, *mode, "--junitxml=out.xml", apart=True)
-    assert (out.ret, out.failed, len(out.records), out.tally) == (1, CELLS, CELLS * N, {"PASS": CELLS * (N - 1), "FAIL": CELLS})
+    assert (out.ret, out.failed, len(out.records), out.tally) == (
+        1,
+        CELLS,
+        CELLS * N,
+        {"PASS": CELLS * (N - 1), "FAIL": CELLS},
+    )
     assert len(list(project.junit().iter("testcase"))) == CELLS * N
 
 
@@ -70,7 +77,10 @@ def test_reports_point_at_the_line_of_the_stack(project: Project) -> None:
     project.script(footprint="fail")
     project.run(GATE, "--junitxml=out.xml", "-o", "junit_family=xunit1", "-k", "chat and footprint")
     case = next(project.junit().iter("testcase"))
-    assert (case.get("file"), case.get("line")) == ("release.accept.yaml", str(SUITE.splitlines().index("  chat: {kv: four, eviction: none}")))
+    assert (case.get("file"), case.get("line")) == (
+        "release.accept.yaml",
+        str(SUITE.splitlines().index("  chat: {kv: four, eviction: none}")),
+    )
 
 
 def test_fixtures_of_the_project_act_on_suite_items(project: Project) -> None:
@@ -107,9 +117,18 @@ BROKEN = {
     "unknown knob": (("kv_budget", "kv_buget"), "11: unknown knob of h2o 'kv_buget'. Did you mean 'kv_budget'?"),
     "unknown factor": (("{kv: four, eviction: none}", "{kw: four}"), "15: unknown factor 'kw'. Did you mean 'kv'?"),
     "unknown option": (("eviction: none}", "eviction: nine}"), "15: unknown option of factor eviction 'nine'"),
-    "unused option": (("    none: null", "    none: null\n    tova: {method: tova, kv_budget: 0.5}"), "13: option 'tova' of factor 'eviction' is in no shipped stack"),
-    "baseline only": (("chat: {kv: four, eviction: none}", "chat: {kv: off, eviction: none}"), "15: chat: every factor is off"),
-    "ships nothing": (("  production: {kv: four, eviction: h2o-quarter}\n  chat: {kv: four, eviction: none}\n", "  {}\n"), "names no stack"),
+    "unused option": (
+        ("    none: null", "    none: null\n    tova: {method: tova, kv_budget: 0.5}"),
+        "13: option 'tova' of factor 'eviction' is in no shipped stack",
+    ),
+    "baseline only": (
+        ("chat: {kv: four, eviction: none}", "chat: {kv: off, eviction: none}"),
+        "15: chat: every factor is off",
+    ),
+    "ships nothing": (
+        ("  production: {kv: four, eviction: h2o-quarter}\n  chat: {kv: four, eviction: none}\n", "  {}\n"),
+        "names no stack",
+    ),
     "no schema": (("schema: 1\n", ""), "key 'schema' is missing"),
     "other schema": (("schema: 1", "schema: 2"), "1: schema: this version reads schema 1"),
     "schema is text": (("schema: 1", 'schema: "1"'), "must be int, got str"),
@@ -121,7 +140,10 @@ BROKEN = {
     "profile": (("title: a release", "profile: longctxx"), "Did you mean 'longctx'?"),
     "limit without origin": (("title: a release", "limits: {needle: {max: 0.2}}"), "needs origin"),
     "limit name": (("title: a release", "limits: {needel: {max: 0.2, origin: 'policy: x'}}"), "unknown key 'needel'"),
-    "limit too large": (("title: a release", "limits: {needle: {max: 2, origin: 'policy: x'}}"), "must be a number in (0, 1]"),
+    "limit too large": (
+        ("title: a release", "limits: {needle: {max: 2, origin: 'policy: x'}}"),
+        "must be a number in (0, 1]",
+    ),
     "missing text": (("title: a release", "data: {text: nowhere.txt}"), "nowhere.txt does not exist"),
     "not yaml": (("title: a release", "title: [a"), "not valid YAML"),
     "a list": ((SUITE, "- a\n- b\n"), "must hold a mapping"),
@@ -129,7 +151,13 @@ BROKEN = {
     "two ids in one": (("  chat:", "  Production:"), "'gqa.production' exists already (line 14)"),
     "contains itself": (("title: a release", "title: &a [*a]"), "contains itself"),
     "python tag": (("title: a release", "title: !!python/name:os.system x"), "is not allowed"),
-    "missing log": (("title: a release", "logs: {baseline: a.jsonl, candidate: b.jsonl, method: kv4, margin: 0.02, origin: 'policy: x'}"), "does not exist"),
+    "missing log": (
+        (
+            "title: a release",
+            "logs: {baseline: a.jsonl, candidate: b.jsonl, method: kv4, margin: 0.02, origin: 'policy: x'}",
+        ),
+        "does not exist",
+    ),
 }
 
 
@@ -159,7 +187,10 @@ def test_broken_suite_under_xdist(project: Project) -> None:
 
 
 def test_numbers_are_numbers(project: Project) -> None:
-    project.file("release.accept.yaml", SUITE.replace("title: a release", "limits: {needle: {max: 1e-3, origin: 'policy: strict'}}"))
+    project.file(
+        "release.accept.yaml",
+        SUITE.replace("title: a release", "limits: {needle: {max: 1e-3, origin: 'policy: strict'}}"),
+    )
     project.script(footprint="paired")
     out = project.run(GATE)
     assert out.ret == 1  # 2000 answers without a loss cannot exclude a loss of 0.001

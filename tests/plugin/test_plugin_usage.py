@@ -11,7 +11,11 @@ MISTAKES = {
     "knob is a bool": ('approximate(method="h2o", kv_budget=True)', "accept", "must be float or int"),
     "knob is NaN": ('approximate(method="h2o", kv_budget=float("nan"))', "accept", "kv_budget=nan"),
     "knob of another method": ('approximate(method="kv4", kv_budget=0.5)', "accept", "unknown knob of kv4"),
-    "tolerance as a knob": ('approximate(method="h2o", kv_budget=0.5, atol=0.05)', "accept", "unknown knob of h2o 'atol'"),
+    "tolerance as a knob": (
+        'approximate(method="h2o", kv_budget=0.5, atol=0.05)',
+        "accept",
+        "unknown knob of h2o 'atol'",
+    ),
     "bits against the name": ('approximate(method="kv4", bits=8)', "accept", "use method='kv8'"),
     "positional method": ('approximate("h2o")', "accept", "approximate(method='h2o')"),
     "no method": ("approximate(kv_budget=0.5)", "accept", "needs method="),
@@ -21,7 +25,11 @@ MISTAKES = {
     "lossy through a kernel": ('approximate(method="h2o", kv_budget=0.5, surface="kernel")', "accept", "accept.model"),
     "unknown surface": ('exact(method="gqa", surface="kernle")', "accept", "Did you mean 'kernel'?"),
     "mark without fixture": ('exact(method="gqa")', "", "(accept): accept.model(...)"),
-    "bad limit name": ('approximate(method="kv4", limits={"needel": {"max": 0.1, "origin": "policy: x"}})', "accept", "'needle'"),
+    "bad limit name": (
+        'approximate(method="kv4", limits={"needel": {"max": 0.1, "origin": "policy: x"}})',
+        "accept",
+        "'needle'",
+    ),
     "limit without origin": ('approximate(method="kv4", limits={"needle": {"max": 0.1}})', "accept", "needs origin"),
     "limit as a number": ('approximate(method="kv4", limits={"needle": 0.1})', "accept", "must be {'max'"),
     "limit is NaN": (
@@ -35,7 +43,9 @@ MISTAKES = {
 
 def write(project: Project, mark: str, argument: str) -> None:
     project.file("test_ok.py", H2O)
-    project.file("test_wrong.py", f"import pytest\n\n@pytest.mark.{mark}\ndef test_wrong({argument}):\n    accept.model()\n")
+    project.file(
+        "test_wrong.py", f"import pytest\n\n@pytest.mark.{mark}\ndef test_wrong({argument}):\n    accept.model()\n"
+    )
 
 
 @pytest.mark.parametrize("name", MISTAKES)
