@@ -112,9 +112,11 @@ def _blind(
     if method is not None and method.acts_on_kv:
         table = isinstance(pairs[0].gate, ClusteredSums)
         if not (through_cache if table else all(pair.generative for pair in pairs)):
+            unknown = not table and any(pair.generative is None for pair in pairs)
+            what = "the logs do not say that answers were generated" if unknown else "these are log-likelihood scores"
             reasons.append(
-                f"{method.name} acts on the KV cache, and these are log-likelihood scores: one forward pass never reads the "
-                "compressed cache, so the loss cannot show. Use generative tasks (output_type generate_until)"
+                f"{method.name} acts on the KV cache, and {what}: one forward pass never reads the compressed cache, so the "
+                "loss cannot show. Use generative tasks (output_type generate_until)"
                 + (", or state --through-cache if the table was measured through it" if table else "")
             )
     return reasons

@@ -116,7 +116,7 @@ def pair_samples(
                 continue
             new = None if partner is None else _score(cand, partner, metric)
             lost += new is None
-            same = same and partner is not None and partner.answer == row.answer
+            same = same and partner is not None and partner.answer == row.answer != ""
             # A lost answer costs a whole item, also where the baseline scored nothing.
             values[_cluster(row, key, cluster, base)].append((old, old - new if new is not None else 1.0))
     void += sum(max(0, len(rows) - len(first.get(key, []))) for key, rows in second.items())
@@ -172,7 +172,7 @@ def _paired(
         lost_answers=lost,
         void=void,
         items=len(groups),
-        identical=identical,
+        identical=identical and down == up == 0,
         constant=olds[0] if len(set(olds)) == 1 and down == up == 0 else None,
         generative=generative,
         notes=notes,

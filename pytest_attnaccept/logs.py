@@ -37,7 +37,7 @@ class SampleRow:
     values
         Metric values as logged.
     answer
-        Digest of the raw responses.
+        Digest of the raw responses; "" when the log has none.
     generative
         True for generated text, False for log-likelihoods, None when the log does not say.
     doc
@@ -105,12 +105,12 @@ def _sample(path: Path, number: int, raw: bytes) -> SampleRow:
         entry = json.loads(raw.decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecordError(f"{where}: is not JSON ({error}); was the log cut off?") from error
-    if not isinstance(entry, dict) or "doc" not in entry or ("resps" not in entry and "filtered_resps" not in entry):
+    if not isinstance(entry, dict) or ("doc" not in entry and "doc_hash" not in entry):
         raise RecordError(f"{where}: {_NOT_A_SAMPLE_LOG}")
     names = entry.get("metrics")
     known = names if isinstance(names, list) else [k for k in entry if k not in _RESERVED]
     values = {str(name): entry[name] for name in known if name in entry}
-    doc = entry["doc"]
+    doc = entry.get("doc")
     answers = entry.get("resps", entry.get("filtered_resps"))
     return SampleRow(
         line=number,
@@ -121,7 +121,7 @@ def _sample(path: Path, number: int, raw: bytes) -> SampleRow:
         request=_hash([request[1:] for request in _requests(entry.get("arguments"))]),
         filter=str(entry.get("filter", "none")),
         values=values,
-        answer=_hash(answers),
+        answer="" if answers is None else _hash(answers),
         generative=_generative(entry.get("arguments"), answers),
         doc=doc if isinstance(doc, dict) else {},
     )
@@ -164,12 +164,19 @@ def _generative(arguments: object, answers: object) -> bool | None:
             return True
         if all(isinstance(second, str) for second in seconds):
             return '"until"' in str(seconds[0]) or "'until'" in str(seconds[0])
+    return _text_or_score(answers)
+
+
+def _text_or_score(answers: object) -> bool | None:
+    """Look at the first answer: a pair (number, is greedy) or a negative number is a score, other text was generated."""
     leaf = answers
-    while isinstance(leaf, list) and len(leaf) == 1:
+    while isinstance(leaf, list) and leaf:
+        if len(leaf) == 2 and str(leaf[1]) in ("True", "False"):
+            return False
         leaf = leaf[0]
     if isinstance(leaf, str):
-        return not _number(leaf)
-    return False if isinstance(leaf, list) or _number(leaf) else None
+        return not leaf.strip().startswith("-") if _number(leaf) else True
+    return False if _number(leaf) else None
 
 
 def _number(value: object) -> bool:

@@ -277,6 +277,39 @@ class TestPitfall13Pairing:
             compare_logs(*logs(old(scored(RIGHT)), changed), 0.05)
 
 
+class TestKindsOfAnswers:
+    @pytest.mark.parametrize(
+        ("answers", "generative"),
+        [
+            ([["42"]], True),
+            ([["a", "b", "c"]], True),
+            ([[" The answer is 4"]], True),
+            ([[["-1.25", "False"]], [["-2.5", "True"]]], False),
+            ([[[-1.25, False]]], False),
+            ([["-812.5"]], False),
+            ([[-812.5]], False),
+            ([], None),
+            (None, None),
+        ],
+    )
+    def test_answers_without_their_arguments_are_told_apart(self, tmp_path, answers, generative):
+        entry = {"doc_hash": "d", "prompt_hash": "p", "target_hash": "t", "resps": answers, "exact_match": 1.0}
+        assert read_samples(write(tmp_path / "x.jsonl", [entry])).rows[0].generative is generative
+
+    def test_lines_with_hashes_and_scores_alone_are_enough(self, logs):
+        def bare(scores):
+            return [
+                {"doc_hash": f"d{i}", "prompt_hash": f"p{i}", "target_hash": "t", "acc": s}
+                for i, s in enumerate(scores)
+            ]
+
+        pair = logs(bare(RIGHT), bare([0.0, *RIGHT[1:]]))
+        assert compare_logs(*pair, 0.05).verdict is Verdict.PASS
+        assert compare_logs(*pair, 0.05, method=method("w8a8")).verdict is Verdict.PASS
+        refused = compare_logs(*pair, 0.05, method=method("kv8"))
+        assert refused.verdict is Verdict.INVALID  # nobody can tell whether these were generated
+
+
 class TestMetrics:
     @pytest.mark.parametrize("value", [87.5, -0.2, float("inf"), 999])
     def test_scores_outside_zero_and_one_are_refused(self, logs, value):
@@ -335,6 +368,10 @@ class TestVacuous:
         pair = logs(scored(RIGHT), scored(RIGHT))
         assert compare_logs(*pair, 0.05, method=method("prefix_cache")).verdict is Verdict.PASS
         assert compare_logs(*pair, 0.05).verdict is Verdict.PASS
+
+    def test_equal_text_with_other_scores_is_not_identical(self, logs):
+        pair = logs(scored(RIGHT, answer="x"), scored([0.0, 0.0, *RIGHT[2:]], answer="x"))
+        assert compare_logs(*pair, 0.05, method=method("h2o")).verdict is Verdict.PASS
 
     def test_a_kv_method_needs_to_know_that_answers_were_generated(self, logs):
         unknown = [
