@@ -3,7 +3,8 @@
 Positions
 ---------
 1. ``position_ids`` are always explicit: after an eviction the model would count from the shortened length.
-2. ``cache_position`` is never passed: in transformers 5.2 it builds a mask through which tokens see the future.
+2. ``cache_position`` is never passed to attention models: in transformers 5.2 it builds a mask through which tokens see
+   the future. Recurrent classes of that version (``cache_params``) have no mask and cannot continue without it.
 3. A logit that is not finite ends the item: no average can hide it.
 """
 
@@ -34,6 +35,7 @@ class CallForm:
     cache: str
     positions: bool
     keep_logits: bool
+    counts: bool
 
 
 def call_form(model: Any) -> CallForm:
@@ -55,7 +57,12 @@ def call_form(model: Any) -> CallForm:
             f"{type(model).__name__}.forward takes none of {', '.join(_CACHE_NAMES)}: it cannot be measured through its"
             " cache"
         )
-    return CallForm(cache=cache, positions="position_ids" in names, keep_logits="logits_to_keep" in names)
+    return CallForm(
+        cache=cache,
+        positions="position_ids" in names,
+        keep_logits="logits_to_keep" in names,
+        counts=cache == "cache_params" and "cache_position" in names,
+    )
 
 
 def call(
@@ -75,6 +82,8 @@ def call(
         arguments["position_ids"] = torch.arange(start, start + ids.shape[1], device=ids.device).expand(
             ids.shape[0], -1
         )
+    if form.counts:
+        arguments["cache_position"] = torch.arange(start, start + ids.shape[1], device=ids.device)
     if last_only and form.keep_logits:
         arguments["logits_to_keep"] = 1
     try:

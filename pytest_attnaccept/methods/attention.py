@@ -68,17 +68,22 @@ def observing(base: str) -> str:
 
 def _observing_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,  # kvpress wraps every registered function and hands this one on by position
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         layer = take_announced()
         if layer is not None and layer.window is not None and key.shape[2] > layer.window:
             attention_mask = _windowed(attention_mask, query, key, layer.window)
-        output = _base_function(module, base)(module, query, key, value, attention_mask, **kwargs)
+        output = _base_function(module, base)(module, query, key, value, attention_mask, dropout=dropout, **kwargs)
         if layer is not None and layer.wants_scores:
             scaling = kwargs.get("scaling")
-            layer.observe(
-                column_sums(query, key, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling)
-            )
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            layer.observe(column_sums(query, key, attention_mask, scale))
         return output
 
     return attend
