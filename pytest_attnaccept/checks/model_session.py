@@ -80,9 +80,12 @@ class ModelSession:
     @property
     def baseline_key(self) -> str:
         """Everything that a result of the plain baseline depends on besides its input: the key of shared results."""
-        marks = self.fingerprint()
-        names = ("weights", "config", "tokenizer", "attention")
-        return "|".join([self.device, *(marks[f"baseline.{name}"] for name in names)])
+        if "baseline key" not in self.memo:
+            marks = self.fingerprint()
+            names = ("weights", "config", "tokenizer", "attention")
+            self.memo["baseline key"] = "|".join([self.device, *(marks[f"baseline.{name}"] for name in names)])
+        key: str = self.memo["baseline key"]
+        return key
 
     @property
     def batch(self) -> int:

@@ -71,10 +71,10 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
         self.value_store.append(value_states)
         self.seen += int(key_states.shape[2])
         keys, values = self.key_store.read(), self.value_store.read()
-        announce(self)
-        if self.wants_scores:
-            self.awaits_scores = True
-        else:
+        if self.wants_scores or self.window is not None:
+            announce(self)
+        self.awaits_scores = self.wants_scores
+        if not self.awaits_scores:
             self._evict(keys)
         return keys, values
 
