@@ -220,11 +220,10 @@ class Monitor:
         """
         seen = self._check(self.next_n if n is None else n)
         level_pass, level_fail = self._levels()
-        harm, harmless = p_pass(losses, gains, seen, self.plan.margin), p_fail(losses, gains, seen, self.plan.margin)
         result = paired_binary(
             losses, gains, seen, self.plan.margin, alpha_pass=level_pass or 1e-12, alpha_fail=level_fail or 1e-12
         )
-        state = self._after(seen, harm < level_pass, harmless < level_fail, result)
+        state = self._after(seen, result)
         if state.decided or rest_base_right is None or rest_base_wrong is None:
             return state
         return state._curtail(losses, gains, rest_base_right, rest_base_wrong)
@@ -233,8 +232,7 @@ class Monitor:
         """Take one look at bounded losses (all items so far)."""
         level_pass, level_fail = self._levels()
         result = paired_scores(losses, self.plan.margin, alpha_pass=level_pass or 1e-12, alpha_fail=level_fail or 1e-12)
-        seen = self._check(result.n)
-        return self._after(seen, result.p_pass < level_pass, result.p_fail < level_fail, result)
+        return self._after(self._check(result.n), result)
 
     def _check(self, n: int) -> int:
         if self.decided:
@@ -250,12 +248,13 @@ class Monitor:
             return 0.0, 0.0
         return self.plan.pass_levels[self.look], self.plan.fail_levels[self.look]
 
-    def _after(self, n: int, passes: bool, fails: bool, result: PairedResult) -> Monitor:
-        """Move to the state after this look."""
+    def _after(self, n: int, result: PairedResult) -> Monitor:
+        """Move to the state after this look; a look without a level cannot decide, however clear it is."""
         look, total = self.look + 1, len(self.plan.looks)
+        level = {Verdict.PASS: self.plan.pass_levels, Verdict.FAIL: self.plan.fail_levels}.get(result.verdict)
         verdict, why = None, ""
-        if fails or passes:
-            verdict, why = (Verdict.FAIL if fails else Verdict.PASS), f"look {look} of {total}"
+        if level is not None and level[self.look] > 0:
+            verdict, why = result.verdict, f"look {look} of {total}"
         elif look == total:
             verdict, why = Verdict.INCONCLUSIVE, "planned maximum reached"
         return replace(self, look=look, n=n, verdict=verdict, why=why, result=result)
