@@ -152,7 +152,7 @@ def test_failure_texts_say_where_what_and_how_to_repeat_it():
     assert "head 2" in next(gate.where for gate in measured.gates if gate.name == "maxz")
     assert measured.resolution
     scope = {"fn": wrong}
-    exec(measured.reproduce.replace("replay(fn", "judged = replay(fn"), scope)  # noqa: S102
+    exec(measured.reproduce.replace("replay(fn", "judged = replay(fn"), scope)
     assert scope["judged"].failed
 
 
