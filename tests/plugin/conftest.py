@@ -11,7 +11,6 @@ import pytest_attnaccept.reports.plan
 import pytest_attnaccept.reports.terminal
 import pytest_attnaccept.stats.paired  # noqa: F401
 
-
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # where it is set, every subprocess would compile all of pytest anew
 
 
