@@ -31,6 +31,8 @@ _EXPLAINED = 0.05
 _SHRINK_CALLS = 12
 _TELLING_KEYS = 1100
 _KEY_SHARE = 0.05
+# Beyond this no storage format in use explains the error as rounding.
+_ROUNDING_BITS = 6.0
 
 _PAIRS = {
     "future": "a key after the causal limit is read (mask one too far, or the tail of a tile)",
@@ -68,8 +70,11 @@ def describe(judged: Judged) -> str:
     z2 = (judged.error.square() / judged.deviation.variance).mean(-1)
     bad = finite & (z2 > 2.5)
     where = _location(bad, finite)
-    look = _looks_like(judged, bad if bool(bad.any()) else finite)
-    return f"{where}{look}"
+    look = _looks_like(judged, bad if bool(bad.any()) else finite) if bool(finite.any()) else ""
+    spoiled = describe_pairs(["not finite"]) if "not finite" in names else ""
+    if spoiled and not bool(bad.any()):
+        return spoiled
+    return "; ".join(text for text in (spoiled, f"{where}{look}") if text)
 
 
 def telling(failures: list[Judged]) -> Judged:
@@ -168,7 +173,7 @@ def _location(bad: Tensor, usable: Tensor) -> str:
 
 
 def _runs(numbers: list[int]) -> str:
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+    if len(numbers) > 2 and len(numbers) >= 0.9 * (numbers[-1] + 1 - numbers[0]):
         return f"{numbers[0]}-{numbers[-1]}"
     return ", ".join(str(number) for number in numbers[:6]) + (" ..." if len(numbers) > 6 else "")
 
@@ -276,11 +281,35 @@ def _from_statistics(judged: Judged) -> str:
         return f"{shapes[strongest.name.split('.')[0]]}: {strongest.where}"
     if strongest is not None and not {"maxz", "excess", "z2"} & set(by_name):
         return f"{shapes[strongest.name.split('.')[0]]}: {strongest.where}"
+    keys = _keys_by_amplitude(judged)
+    if keys:
+        return keys
     ratio = float((judged.error.nan_to_num().square() / judged.deviation.variance).mean())
     bits = 0.5 * math.log2(max(ratio, 1.0))
+    if bits > _ROUNDING_BITS:
+        return "a gross error that no single reading of the call explains"
     dtype = judged.case.contract.dtype
     hint = "are scores rounded?" if judged.case.contract.score_dtype == "float32" else "a low-precision accumulator"
     return f"rounding about {bits:.1f} bits coarser than {dtype} allows ({hint}; FP8 or an 8-bit cache loses 3 to 5)"
+
+
+def _keys_by_amplitude(judged: Judged) -> str:
+    """Name the keys whose contribution is missing: their filter is minus its own power."""
+    if judged.scan is None:
+        return ""
+    filtered, power = (x.sum((0, 1)) for x in (judged.scan.filtered, judged.scan.power))
+    amplitude = filtered / power.clamp_min(1e-2)
+    usable = power > bound(len(power)) ** 2
+    if not bool(usable.any()):
+        return ""
+    missing = usable & (amplitude < -0.6) & (amplitude > -1.6)
+    count = int(missing.sum())
+    if count > 0.6 * int(usable.sum()):
+        return "V (or its weight) does not belong to its keys: nearly every key is missing (page, token or head offset)"
+    if not count:
+        return ""
+    numbers = (missing.nonzero().flatten() + judged.scan.first_key).tolist()
+    return f"{count} keys missing: {_runs(numbers)}"
 
 
 def _lse_fault(judged: Judged) -> str:

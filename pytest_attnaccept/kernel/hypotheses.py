@@ -28,9 +28,10 @@ _LN2 = math.log(2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subset:
-    """Which keys a row seems to use: kind, size and the mean squared standardised rest."""
+    """Which keys a row seems to use: kind, number of keys and the mean squared standardised rest."""
 
     text: str
+    keys: int
     rest: float
 
 
@@ -201,11 +202,13 @@ def subset_of(judged: Judged, batch: int, head: int, row: int) -> Subset | None:
                 weight[kept:].flip(0), v[kept:].flip(0), sink, target, deviation, weight[:kept], v[:kept]
             )
             text = f"a sliding window of {size}" if not kept else f"the first {kept} keys plus a window of {size}"
-            found.append(Subset(text=text, rest=rest * (1.0 + 0.01 * kept)))
+            found.append(Subset(text=text, keys=kept + size, rest=rest * (1.0 + 0.01 * kept)))
     order = s.argsort(descending=True)
     size, rest = _best_prefix(weight[order], v[order], sink, target, deviation, weight[:0], v[:0])
-    found.append(Subset(text=f"only the top {size} keys by score", rest=rest))
-    return min(found, key=lambda one: one.rest)
+    found.append(Subset(text=f"only the top {size} keys by score", keys=size, rest=rest))
+    best = min(found, key=lambda one: one.rest)
+    # All but one or two keys is not a subset policy; the key scan names them.
+    return best if best.keys <= len(s) - 3 else None
 
 
 def _best_prefix(

@@ -81,6 +81,7 @@ class Judged:
     deviation: Deviation
     error: Tensor
     stats: tuple[Stat, ...]
+    scan: Scan | None = None
 
     @property
     def failed(self) -> bool:
@@ -314,7 +315,7 @@ def judge_output(
         stats += lse_stats(case, output.lse[:, :, index], rows)
     if rejected is not None:
         rejected |= _rejected_controls(case, rows, deviation, scan)
-    return Judged(case=case, output=output, rows=rows, deviation=deviation, error=error, stats=tuple(stats))
+    return Judged(case=case, output=output, rows=rows, deviation=deviation, error=error, stats=tuple(stats), scan=scan)
 
 
 def lse_stats(case: Case, lse: Tensor, rows: Rows) -> list[Stat]:
