@@ -97,11 +97,27 @@ class Record:
             if schema != RECORD_SCHEMA:
                 raise RecordError(f"{where}: record schema {schema!r}; this version reads {RECORD_SCHEMA}")
             body["verdict"] = Verdict(body["verdict"])
+            _check_types(body)
             body["methods"] = tuple(body["methods"])
             body["metrics"] = tuple(Metric(**m) for m in body["metrics"])
             return cls(**body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"{where}: is not a record of this package ({error})") from error
+
+
+_TEXTS = (
+    *("item", "cell", "check", "kind", "surface", "stack", "profile", "headline", "run_id", "static"),
+    *("reason", "worker", "time"),
+)
+
+
+def _check_types(body: Mapping[str, object]) -> None:
+    """Refuse a line whose fields have the wrong type: what reads it would stop, or compare apples with nothing."""
+    wrong = [k for k in _TEXTS if not isinstance(body.get(k, ""), str)]
+    wrong += [k for k in ("facts", "details", "fingerprint") if not isinstance(body.get(k, {}), dict)]
+    wrong += [k for k in ("methods", "metrics") if not isinstance(body.get(k), list)]
+    if wrong:
+        raise TypeError(f"wrong type of {', '.join(wrong)}")
 
 
 class RecordWriter:

@@ -109,7 +109,7 @@ _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{t}"
     for t in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value")
 )
-_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+_FLOAT = re.compile(r"[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$")
 _INT = re.compile(r"[-+]?(0|[1-9]\d*)$")
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None}
 

@@ -59,7 +59,7 @@ def decide(measured: Measured, limits: Mapping[str, Limit], *, alpha: float = 0.
     neutral = [r for r in measured.refusals if r.verdict is Verdict.NOT_APPLICABLE]
     if neutral and not metrics:
         verdict = worst_of(verdicts)
-    elif not metrics and not measured.refusals:
+    elif not metrics and not any(r.verdict.blocks for r in measured.refusals):  # a "refusal" cannot pass anything
         return Decision(
             verdict=Verdict.INVALID, headline="nothing was compared: the check returned no gate", metrics=()
         )
@@ -88,7 +88,7 @@ def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -
 
 
 def _threshold(gate: Threshold) -> Metric:
-    good = gate.value <= gate.limit  # False for NaN
+    good = math.isfinite(gate.value) and math.isfinite(gate.limit) and gate.value <= gate.limit
     relation = "within" if good else "beyond"
     text = f"{gate.name} {gate.value:.4g}{_unit(gate.unit)} is {relation} {gate.limit:.4g}"
     if not good:

@@ -1,0 +1,58 @@
+"""Plans as values: digests, ids, merging, reading back."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_attnaccept.errors import RecordError
+from pytest_attnaccept.matrix import Plan, PlannedItem, slug, unique
+
+
+def item(cell: str = "c", check: str = "value", static: str = "s") -> PlannedItem:
+    return PlannedItem(
+        cell=cell, check=check, kind="exact", surface="kernel", methods=("gqa", "mqa"), stack="gqa + mqa", reason="为什么",
+        profile="smoke", params={"tier": 1, "tiers": [0.5, 1]}, limits={"kl": 0.1}, static=static, context={"files": {"a": "1"}},
+    )  # fmt: skip
+
+
+def test_round_trip() -> None:
+    plan = Plan(items=(item(), item("d")), profile="smoke", claim="c")
+    again = Plan.from_json(plan.to_json(), "here")
+    assert again == plan
+    assert again.digest() == plan.digest()
+
+
+def test_digest_depends_on_items_and_static_not_on_order() -> None:
+    a, b = item(), item("d")
+    plan = Plan(items=(a, b), profile="smoke")
+    assert plan.digest() == Plan(items=(b, a), profile="smoke").digest()
+    assert plan.digest() != Plan(items=(a,), profile="smoke").digest()
+    assert plan.digest() != Plan(items=(a, dataclasses.replace(b, static="t")), profile="smoke").digest()
+    assert plan.digest() != Plan(items=(a, b), profile="edge").digest()
+
+
+def test_merged_keeps_its_own_items() -> None:
+    mine, theirs = item(static="new"), item(static="old")
+    merged = Plan(items=(mine,), profile="p").merged(Plan(items=(theirs, item("d")), profile="p"))
+    assert [(i.cell, i.static) for i in merged.items] == [("c", "new"), ("d", "s")]
+
+
+def test_unique_keeps_the_first() -> None:
+    assert [i.static for i in unique([item(static="1"), item(static="2"), item("d")])] == ["1", "s"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 1, "items": [{"cell": 1}], "profile": "p"}', "3"]
+)
+def test_unreadable_plans(text: str) -> None:
+    with pytest.raises(RecordError, match="here"):
+        Plan.from_json(text, "here")
+
+
+@given(st.text())
+def test_slug_is_an_id(text: str) -> None:
+    found = slug(text)
+    assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789._+-")
+    assert slug(found) == found
