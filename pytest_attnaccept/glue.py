@@ -12,6 +12,7 @@ import pytest
 from pytest_attnaccept.accept import Accept
 from pytest_attnaccept.errors import AcceptanceFailure, AttnAcceptError, ContractError, UsageError
 from pytest_attnaccept.items import ItemSpec
+from pytest_attnaccept.marks import gates_in_source
 from pytest_attnaccept.options import read_options
 from pytest_attnaccept.plugin import GATE, HANDLE, SPEC, run_id
 from pytest_attnaccept.registry import Registry
@@ -62,6 +63,15 @@ FORCED_RERUNS = (
 
 
 # -- collection -----------------------------------------------------------------------------------------------------------
+
+
+def note_skipped_file(collector: pytest.Module) -> None:
+    """Keep a run from passing when a file with gated tests skipped itself (``importorskip`` of the engine under test)."""
+    text = collector.path.read_text(encoding="utf-8", errors="replace")
+    if gates_in_source(text):
+        gate_of(collector.config).problems.append(
+            f"{collector.nodeid} skipped itself at import; what it requires is unknown and was not measured"
+        )
 
 
 def never_rerun(item: pytest.Item) -> None:

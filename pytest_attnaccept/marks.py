@@ -23,7 +23,7 @@ from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs, check_mark_kind
 from pytest_attnaccept.taxonomy import Kind, Surface
 
-__all__ = ["KIND_MARKS", "RESERVED", "Declared", "MarkLike", "declared", "surface_in_source"]
+__all__ = ["KIND_MARKS", "RESERVED", "Declared", "MarkLike", "declared", "gates_in_source", "surface_in_source"]
 
 KIND_MARKS: Mapping[str, Kind | None] = {
     "exact": Kind.EXACT,
@@ -161,3 +161,21 @@ def surface_in_source(function: Callable[..., Any], fixture: str = "accept") -> 
         and node.attr in names
     }
     return Surface(found.pop()) if len(found) == 1 else None
+
+
+def gates_in_source(text: str) -> bool:
+    """Whether a test file takes the fixture ``accept`` somewhere, or uses one of our marks, as far as its source shows."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return any(
+        (isinstance(node, ast.arg) and node.arg == "accept")
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in KIND_MARKS
+            and isinstance(node.value, ast.Attribute)
+            and node.value.attr == "mark"
+        )
+        for node in ast.walk(tree)
+    )

@@ -155,6 +155,17 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return AcceptFile.from_parent(parent, path=file_path)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Note a file that skips itself while it is imported: its items are never seen, so the plan would not hold them."""
+    report = yield
+    if report.skipped and isinstance(collector, pytest.Module):
+        from pytest_attnaccept import glue
+
+        glue.note_skipped_file(collector)
+    return report
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one item per check for every test that takes ``accept``."""

@@ -86,7 +86,7 @@ class GateSession:
 
     def write_plan(self) -> None:
         """Put the plan on disk before anything is measured."""
-        if self._planned or self.usage_errors:
+        if self._planned or self.usage_errors or self.problems:
             self.shards.write_plan(
                 self.plan(), self.worker, problems=self.problems, usage_errors=list(dict.fromkeys(self.usage_errors))
             )
