@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,16 @@ from pytest_attnaccept.errors import SchemaError, UnknownNameError
 from pytest_attnaccept.strict_yaml import Node, load
 from pytest_attnaccept.taxonomy import Surface
 
-__all__ = ["BUILTIN_PROFILES", "Limit", "Profile", "data_dir", "load_profile", "parse_limit", "parse_limits"]
+__all__ = [
+    "BUILTIN_PROFILES",
+    "Limit",
+    "Profile",
+    "data_dir",
+    "load_profile",
+    "parse_limit",
+    "parse_limits",
+    "parse_max_tokens",
+]
 
 BUILTIN_PROFILES = ("smoke", "longctx", "serving", "edge", "research", "release")
 _ORIGINS = ("policy", "derived", "measured")
@@ -28,11 +38,12 @@ _CHECKS = {
     "perplexity": ("documents", "tier", "continuation"),
     "needle": ("tiers", "contexts", "questions_per_context", "depths"),
 }
+_LISTS = ("tiers",)
+_FRACTIONS = ("tier", "tiers")  # multiples of the trained length; every other setting is a count
 _SURFACES = {
     Surface.KERNEL: ("max_length",),
     Surface.CACHE: ("programs",),
     Surface.PREFIX_CACHE: ("programs",),
-    Surface.DECODER: ("samples",),
 }
 _PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
 LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples")
@@ -74,7 +85,7 @@ class Profile:
     checks
         Settings of the model-level checks that this profile runs.
     surfaces
-        Settings of kernel, cache, prefix-cache and decoder checks.
+        Settings of kernel, cache and prefix-cache checks.
     performance
         Performance checks that this scenario requires.
     max_tokens
@@ -172,6 +183,8 @@ def parse_profile(node: Node) -> Profile:
         raise node.error("schema: this version reads schema 1", "schema")
     checks_node = node.typed("checks", dict, Node(node.file, node.line))
     checks_node.only(_CHECKS)
+    if "needle" in checks_node and "tiers" not in (checks_node["needle"] or {}):
+        raise checks_node.error("needle: needs tiers, the context lengths in trained lengths", "needle")
     performance = _strings(node, "performance")
     for name in performance:
         if name not in _PERFORMANCE:
@@ -188,7 +201,7 @@ def parse_profile(node: Node) -> Profile:
         surfaces={s: _settings(node, s.value, allowed) for s, allowed in _SURFACES.items() if s.value in node},
         limits=parse_limits(node),
         performance=performance,
-        max_tokens=node.typed("max_tokens", int),
+        max_tokens=parse_max_tokens(node),
         data=parse_data(node),
         file=node.file,
     )
@@ -228,6 +241,14 @@ def parse_limit(name: str, entry: Mapping[str, object], where: str) -> Limit:
     return Limit(max=float(value), origin=origin)
 
 
+def parse_max_tokens(node: Node) -> int | None:
+    """Read ``max_tokens:``, the cap of every model-level length."""
+    value: int | None = node.typed("max_tokens", int)
+    if value is not None and value < 1:
+        raise node.error(f"max_tokens: {value!r} must be at least 1", "max_tokens")
+    return value
+
+
 def parse_data(node: Node) -> dict[str, str]:
     """Read ``data: {text: FILE}``; a relative path is taken from the YAML file's folder."""
     if "data" not in node:
@@ -250,10 +271,14 @@ def _settings(node: Node, key: str, allowed: tuple[str, ...]) -> dict[str, objec
     settings: Node = node.typed(key, dict)
     settings.only(allowed)
     for name, value in settings.items():
-        numbers = value if isinstance(value, list) else [value]
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
-                raise settings.error(f"{name}: {value!r} must be a positive number", name)
+        many = name in _LISTS
+        if many and (not isinstance(value, list) or not value):
+            raise settings.error(f"{name}: {value!r} must be a list of positive numbers with at least one entry", name)
+        for number in value if many else [value]:
+            good = isinstance(number, (int, float) if name in _FRACTIONS else int) and not isinstance(number, bool)
+            if not good or not 0 < number < math.inf:
+                sort = "number" if name in _FRACTIONS else "whole number"
+                raise settings.error(f"{name}: {number!r} must be a positive {sort}", name)
     return dict(settings)
 
 

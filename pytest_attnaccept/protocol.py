@@ -109,6 +109,7 @@ MODEL_APPROXIMATE = {
     "perplexity": "language modelling through the cache, by document",
     "needle": "retrieval with the question after compression: the worst case of a lossy cache",
 }
+QUALITY = ("perplexity", "needle")  # without one of them nothing says what a lossy change costs
 LOGS = {
     "samples": "recorded answers of both sides, paired by document and prompt",
 }
@@ -175,15 +176,22 @@ def required_depth(
             for c, r in {**MODEL_EXACT, **MODEL_STATE}.items()
         )
     else:
-        depth = _model_depth(kind, profile)
+        depth = _model_depth(kind, profile, where)
+    if kind is Kind.ARCHITECTURE:
+        depth += tuple(Requirement(check=c, reason=r, exists=False) for c, r in FULL_EVALUATION.items())
     return depth + _performance(profile)
 
 
-def _model_depth(kind: Kind, profile: Profile) -> tuple[Requirement, ...]:
+def _model_depth(kind: Kind, profile: Profile, where: str) -> tuple[Requirement, ...]:
+    if not any(check in profile.checks for check in QUALITY):
+        raise UsageError(
+            f"{where}: profile {profile.name} measures no quality ({' or '.join(QUALITY)} under checks:), so it cannot gate"
+            f" {kind.value} methods"
+        )
     checks = dict(MODEL_APPROXIMATE)
     if kind is Kind.ARCHITECTURE:
         # Another model has no identity setting and no KV claim; its quality is still compared with what it replaces.
-        checks = {k: v for k, v in checks.items() if k in ("perplexity", "needle")}
+        checks = {k: v for k, v in checks.items() if k in QUALITY}
     # A window of 4096 cannot act on a prompt of 1k, which is no reason against that item when another one reaches it.
     reach = {"longest_tier": _longest_tier(profile)}
     depth: list[Requirement] = []
@@ -194,8 +202,6 @@ def _model_depth(kind: Kind, profile: Profile) -> tuple[Requirement, ...]:
         depth.extend(
             _needles(params, reason) if check == "needle" else [Requirement(check=check, reason=reason, params=params)]
         )
-    if kind is Kind.ARCHITECTURE:
-        depth.extend(Requirement(check=c, reason=r, exists=False) for c, r in FULL_EVALUATION.items())
     return tuple(depth)
 
 

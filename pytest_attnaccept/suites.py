@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_attnaccept.errors import SchemaError, UnknownNameError
 from pytest_attnaccept.fingerprint import digest_of
 from pytest_attnaccept.matrix import slug
-from pytest_attnaccept.profiles import Limit, parse_data, parse_limits
+from pytest_attnaccept.profiles import Limit, parse_data, parse_limits, parse_max_tokens
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.strict_yaml import Node, load
@@ -91,7 +91,7 @@ def load_suite(path: Path, registry: Registry) -> Suite:
         logs=logs,
         limits=parse_limits(node),
         data=parse_data(node),
-        max_tokens=node.typed("max_tokens", int),
+        max_tokens=parse_max_tokens(node),
     )
 
 

@@ -100,13 +100,13 @@ def test_changed_model_is_stale(failed: Project) -> None:
 
 def test_changed_profile_is_stale(project: Project) -> None:
     text = (
-        "schema: 1\nname: mine\nclaim: c\nchecks:\n  identity: {tier: 1}\n  footprint: {tier: 1}\n"
+        "schema: 1\nname: mine\nclaim: c\nchecks:\n  identity: {tier: 1}\n  perplexity: {tier: 1}\n"
         "limits:\n  needle: {max: 0.10, origin: 'policy: x'}\n"
     )
     project.file("mine.yaml", text)
     project.file("test_good.py", H2O)
     project.file("test_bad.py", KV4)
-    project.script_items({"test_bad.py::test_kv4[footprint]": "engine"})
+    project.script_items({"test_bad.py::test_kv4[perplexity]": "engine"})
     options = ("--accept-profile=mine.yaml", "--lf", "--accept-resume")
     assert project.run(*options[:1]).ret == 1
     project.script()
@@ -264,3 +264,61 @@ def test_two_runs_in_one_second_keep_their_order(project: Project) -> None:
         project.run(GATE)
         names.append(json.loads((project.path / ".attnaccept/verdict.json").read_text(encoding="utf-8"))["run_id"])
     assert names == sorted(names)
+
+
+def test_lf_whose_base_run_is_gone(failed: Project) -> None:
+    for path in (failed.path / ".attnaccept").iterdir():
+        path.unlink()
+    out = failed.run(*RESUME)
+    assert (out.ret, out.passed, len(out.records)) == (1, 1, 1)
+    assert out.tally == {"PASS": 1, "INCOMPLETE": 2 * N - 1}
+
+
+def test_lf_sees_a_file_that_no_run_has_seen(failed: Project) -> None:
+    failed.file("test_new.py", H2O)
+    out = failed.run(*RESUME)
+    assert (out.ret, out.passed, out.tally) == (1, 1, {"PASS": 2 * N, "INCOMPLETE": N})
+    out = failed.run(*RESUME, "-n2", apart=True)
+    assert (out.ret, out.gate) == (1, "INCOMPLETE")
+
+
+def test_killed_run_can_be_resumed(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    project.script_items({"test_gate.py::test_h2o[perplexity]": "crash"})
+    out = project.run(GATE, apart=True)
+    assert out.ret == 3
+    measured = len(out.records)
+    assert 0 < measured < N
+    assert judged_from_disk(project)[0] == 1
+    project.script()
+    done = {r["check"] for r in out.records}
+    rest = " or ".join(c for c in ("identity", "footprint", "divergence", "perplexity", "needle") if c not in done)
+    out = project.run(GATE, "--accept-resume", "-k", rest)
+    assert (out.ret, len(out.records), out.tally) == (0, N, {"PASS": N})
+    assert judged_from_disk(project)[0] == 0
+
+
+def test_files_of_a_newer_run_are_left_alone(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    newer = project.file(".attnaccept/records.99990101T000000000000-abcdef.main.jsonl", "")
+    older = project.file(".attnaccept/records.20000101T000000000000-abcdef.main.jsonl", "")
+    assert project.run(GATE).ret == 0
+    assert (newer.exists(), older.exists()) == (True, False)
+
+
+def test_two_tests_of_one_id(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Outside of the root folder pytest names files relative to the arguments, so ids can coincide."""
+    outside = tmp_path_factory.mktemp("outside")
+    for name in ("a", "b"):
+        (outside / name).mkdir()
+        (outside / name / "one.accept.yaml").write_text(
+            "schema: 1\nmodels: {m: toy-gqa}\nfactors: {kv: {four: {method: kv4}}}\nships: {prod: {kv: four}}\n"
+        )
+    out = project.run(GATE, f"--rootdir={project.path}", "-c", str(project.file("pytest.ini", "[pytest]\n")), "-p", "conftest",
+                      str(outside / "a"), str(outside / "b"), apart=True)  # fmt: skip
+    ids = list(out.verdicts)
+    if len(ids) == 2 * N:
+        assert out.gate == "PASS"
+    else:
+        assert (out.ret, out.gate) == (1, "INCOMPLETE")
+        assert any("two tests have the id" in p for p in out.summary["problems"])
