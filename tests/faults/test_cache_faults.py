@@ -64,8 +64,8 @@ GOOD = {
 @pytest.mark.parametrize("name", sorted(GOOD))
 def test_correct_cache_passes(name, check):
     factory, keywords = GOOD[name]
-    for seed in (1, 2):
-        measured = measure(check, factory, seed, 8, **keywords)
+    for seed in (1,) if check == "edges" else (1, 2):  # the sweep over edges is the same for every seed
+        measured = measure(check, factory, seed, 6, **keywords)
         assert decide(measured, {}).verdict is Verdict.PASS, measured
 
 

@@ -14,8 +14,10 @@ KEYWORDS = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4, "dtype"
 POOL = {"kv_heads": 2, "head_dim": 16, "page_size": 4, "capacity_tokens": 96}
 
 
-def measure(check, factory, programs=30, seed=0, **change):
-    return measure_cache(check, factory, make_cache_contract(**{**KEYWORDS, **change}), seed=seed, device="cpu", programs=programs)
+def measure(check, factory, programs=15, seed=0, **change):
+    return measure_cache(
+        check, factory, make_cache_contract(**{**KEYWORDS, **change}), seed=seed, device="cpu", programs=programs
+    )
 
 
 def verdicts(measured):
@@ -75,7 +77,11 @@ def test_a_bound_that_hides_a_wrong_token_is_invalid(monkeypatch):
 
 
 def test_same_seed_same_measurement():
-    one, two, other = measure("programs", ContiguousCache), measure("programs", ContiguousCache), measure("programs", ContiguousCache, seed=1)
+    one, two, other = (
+        measure("programs", ContiguousCache),
+        measure("programs", ContiguousCache),
+        measure("programs", ContiguousCache, seed=1),
+    )
     assert one == two
     assert one.data_digest != other.data_digest
 
@@ -196,7 +202,7 @@ def test_an_eager_copy_at_fork_is_no_leak():
                 self.copy_page(self.tables[child], length)
 
     for check in ("pressure", "fork"):
-        measured = measure(check, lambda: EagerCopy(**POOL), programs=80)
+        measured = measure(check, lambda: EagerCopy(**POOL), programs=40)
         assert not failed(measured), measured.gates
         assert not measured.refusals
 

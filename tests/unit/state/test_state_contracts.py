@@ -79,7 +79,9 @@ def test_prefix_refuses(change, words):
 
 
 def test_decoder_takes_lists_and_tensors():
-    contract = make_decoder_contract(vocab_size=8, prompts=[[1, 2], torch.tensor([3])], temperatures=[0, 1], sampling={"top_k": 4})
+    contract = make_decoder_contract(
+        vocab_size=8, prompts=[[1, 2], torch.tensor([3])], temperatures=[0, 1], sampling={"top_k": 4}
+    )
     assert contract.prompts == ((1, 2), (3,))
     assert contract.temperatures == (0.0, 1.0)
     assert contract.sampled == (1.0,)

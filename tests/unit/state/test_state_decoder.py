@@ -116,7 +116,7 @@ def test_tolerance_follows_the_dtype():
 def test_pearson_holds_its_level_in_the_tail():
     generator = np.random.default_rng(7)
     shares = generator.dirichlet(np.full(40, 0.5))
-    runs = 40_000
+    runs = 20_000
     samples = generator.multinomial(1500, shares, size=runs)
     p = np.array([pearson_p(*pool(row.astype(float), shares)) for row in samples])
     for level in (1e-1, 1e-2, 1e-3, 1e-4):

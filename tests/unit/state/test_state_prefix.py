@@ -16,7 +16,9 @@ OTHER = (("adapter", "x"), ("image", ""), ("tenant", ""))
 
 
 def measure(check, factory, programs=30, **keywords):
-    return measure_prefix_cache(check, factory, make_prefix_contract(**keywords), seed=0, device="cpu", programs=programs)
+    return measure_prefix_cache(
+        check, factory, make_prefix_contract(**keywords), seed=0, device="cpu", programs=programs
+    )
 
 
 def verdicts(measured):

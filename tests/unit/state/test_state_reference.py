@@ -42,7 +42,9 @@ def test_reference_equals_a_loop_over_rows(window, sinks, count):
 
 
 def test_an_empty_list_gives_zeros():
-    got = attend64(torch.ones(4, 1, 8), torch.ones(2, 0, 8), torch.ones(2, 0, 8), View(window=None, sinks=0), torch.float32)
+    got = attend64(
+        torch.ones(4, 1, 8), torch.ones(2, 0, 8), torch.ones(2, 0, 8), View(window=None, sinks=0), torch.float32
+    )
     assert not got.out.any()
 
 

@@ -101,7 +101,9 @@ def test_programs_are_legal_and_seeded(theme, change):
 
 
 def test_programs_reach_edges_and_full_pools():
-    contract = make_cache_contract(q_heads=1, kv_heads=1, head_dim=4, dtype="float32", page_size=4, capacity_tokens=64, window=9)
+    contract = make_cache_contract(
+        q_heads=1, kv_heads=1, head_dim=4, dtype="float32", page_size=4, capacity_tokens=64, window=9
+    )
     lengths, refused = set(), 0
     for index in range(150):
         lists = TokenModel(contract)
@@ -117,7 +119,9 @@ def test_programs_reach_edges_and_full_pools():
 
 
 def test_edge_sweep_hits_every_edge_in_more_than_one_way():
-    contract = make_cache_contract(q_heads=1, kv_heads=1, head_dim=4, dtype="float32", page_size=4, capacity_tokens=96, window=7)
+    contract = make_cache_contract(
+        q_heads=1, kv_heads=1, head_dim=4, dtype="float32", page_size=4, capacity_tokens=96, window=7
+    )
     ends = []
     for program in edge_programs(contract):
         lists = TokenModel(contract)

@@ -1,0 +1,132 @@
+"""How often correct caches, prefix caches, decoders and models are blamed, over many seeds.
+
+Run from the repository: ``PYTHONPATH=. python tests/bench/state_false_alarms.py``. Writes results/state_false_alarms.md.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from state_common import RESULTS, SHAPE, good_caches, good_prefix_caches, head, table
+
+from fixtures.broken.decoders import TARGET
+from fixtures.good.decoders import SpeculativeDecoder, lookup_decoder, plain_decoder
+from fixtures.good.transformers_objects import tiny_llama, tiny_model
+from pytest_attnaccept.measurement import Measured
+from pytest_attnaccept.state.cache import CACHE_CHECKS, make_cache_contract, measure_cache
+from pytest_attnaccept.state.decoder import DECODER_CHECKS, make_decoder_contract, measure_decoder
+from pytest_attnaccept.state.decoder_contract import DecoderPlan
+from pytest_attnaccept.state.model_level import MODEL_STATE_CHECKS, measure_model_state
+from pytest_attnaccept.state.prefix import PREFIX_CHECKS, make_prefix_contract, measure_prefix_cache
+from pytest_attnaccept.verdict import decide
+
+SEEDS = 300
+MODEL_SEEDS = 8
+PLAN = DecoderPlan(greedy_prompts=3, greedy_tokens=12, prompts=1, draws=160, depth=4, paths=80)
+SLIDING = {"head_dim": 16, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
+
+Row = tuple[str, str, int, int, float, float]
+
+
+def _count(surface: str, name: str, runs: Iterator[Measured]) -> Row:
+    begin, alarms, total, worst = time.process_time(), 0, 0, 0.0
+    for measured in runs:
+        total += 1
+        alarms += decide(measured, {}).verdict.value not in ("PASS", "NOT_APPLICABLE")
+        worst = max([worst, *(gate.value / gate.limit for gate in measured.gates if gate.limit)])
+    row = (surface, name, total, alarms, worst, time.process_time() - begin)
+    print(*row, sep=" | ", flush=True)
+    return row
+
+
+def _caches() -> Iterator[Row]:
+    for name, (factory, change) in good_caches().items():
+        contract = make_cache_contract(**{**SHAPE, **change})
+        yield _count("cache", name, _cache_runs(factory, contract))
+
+
+def _cache_runs(factory: Callable[[], Any], contract: Any) -> Iterator[Measured]:
+    yield measure_cache("edges", factory, contract, seed=0, device="cpu", programs=1)
+    for seed in range(SEEDS):
+        for check in CACHE_CHECKS[1:]:
+            yield measure_cache(check, factory, contract, seed=seed, device="cpu", programs=1)
+
+
+def _prefix_caches() -> Iterator[Row]:
+    for name, (factory, block) in good_prefix_caches().items():
+        yield _count("prefix_cache", name, _prefix_runs(factory, make_prefix_contract(block_size=block)))
+
+
+def _prefix_runs(factory: Callable[[], Any], contract: Any) -> Iterator[Measured]:
+    for check in PREFIX_CHECKS:
+        for seed in range(SEEDS if check in ("programs", "eviction") else 1):
+            yield measure_prefix_cache(check, factory, contract, seed=seed, device="cpu", programs=2)
+
+
+def _decoders() -> Iterator[Row]:
+    good = {
+        "plain sampling": plain_decoder(TARGET),
+        "speculative, depth 3": SpeculativeDecoder(TARGET, TARGET.noisy()),
+        "prompt lookup": lookup_decoder(TARGET),
+    }
+    contract = make_decoder_contract(vocab_size=8)
+    for name, candidate in good.items():
+        yield _count("decoder", name, _decoder_runs(candidate, contract))
+
+
+def _decoder_runs(candidate: Callable[..., Any], contract: Any) -> Iterator[Measured]:
+    for seed in range(SEEDS):
+        yield measure_decoder(
+            "distribution", candidate, TARGET, contract, seed=seed, device="cpu", profile="smoke", plan=PLAN
+        )
+        if seed % 10 == 0:
+            for check in DECODER_CHECKS:
+                yield measure_decoder(
+                    check, candidate, TARGET, contract, seed=seed, device="cpu", profile="smoke", plan=PLAN
+                )
+
+
+def _models() -> Iterator[Row]:
+    build: dict[str, Callable[..., Any]] = {
+        "Llama, DynamicCache": tiny_llama,
+        "Gemma3, sliding layers": lambda seed: tiny_model(
+            "Gemma3ForCausalLM", "Gemma3TextConfig", seed=seed, **SLIDING
+        ),
+        "Mistral, sliding layers": lambda seed: tiny_model(
+            "MistralForCausalLM", "MistralConfig", seed=seed, sliding_window=12
+        ),
+    }
+    for name, make in build.items():
+        yield _count("model", name, _model_runs(make))
+
+
+def _model_runs(make: Callable[..., Any]) -> Iterator[Measured]:
+    for seed in range(MODEL_SEEDS):
+        model = make(seed=seed)
+        for check in MODEL_STATE_CHECKS:
+            yield measure_model_state(check, model, seed=seed, baseline=model)
+
+
+def main() -> None:
+    """Measure all correct objects and write the table."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found = [*_caches(), *_prefix_caches(), *_decoders(), *_models()]
+    seeds = f"0 to {SEEDS - 1} per object and random check, 0 to {MODEL_SEEDS - 1} for models"
+    lines = head("False alarms of the state checks", seeds)
+    total, alarms = sum(row[2] for row in found), sum(row[3] for row in found)
+    lines += [
+        f"{alarms} alarms in {total} measurements. Worst: largest gate value over its limit. CPU seconds on one core.",
+        "",
+    ]
+    shown = ((*row[:4], f"{row[4]:.2f}", f"{row[5]:.0f}") for row in found)
+    lines += table(("surface", "object", "measurements", "alarms", "worst", "s"), shown)
+    (RESULTS / "state_false_alarms.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
