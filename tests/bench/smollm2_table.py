@@ -127,6 +127,24 @@ def blind(rows: list[dict[str, Any]]) -> list[str]:
     return ["Perplexity against the needle (loss is positive):", "", *found]
 
 
+def earlier(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of another run of the same sizes and seed (a loaded machine runs the table in parts)."""
+    other = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("seed", "documents", "contexts"):
+        if other["header"][key] != header[key]:
+            raise SystemExit(f"{path}: {key} is {other['header'][key]!r}, not {header[key]!r}")
+    header.setdefault("parts", []).append(f"{other['header']['command']} ({other['header']['commit'][:10]})")
+    return list(other["rows"])
+
+
+def write(rows: list[dict[str, Any]], header: dict[str, Any], folder: Path) -> None:
+    """Write both files, rows in the order of the table."""
+    rows.sort(key=lambda row: ROWS.index((row["method"], row["knobs"])))
+    text = json.dumps({"header": header, "rows": rows}, indent=1, default=str)
+    (folder / "smollm2_table.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "smollm2_table.md").write_text(table(rows, header), encoding="utf-8")
+
+
 def main() -> int:
     """Run all rows and write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -135,6 +153,8 @@ def main() -> int:
     parser.add_argument("--contexts", type=int, nargs=2, default=[4, 3])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs=2, default=[0, len(ROWS)], help="first and last + 1 of ROWS")
+    parser.add_argument("--add", type=Path, nargs="*", default=[], help="JSON of other runs whose rows are added")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -145,15 +165,14 @@ def main() -> int:
         "documents": options.documents, "contexts": f"{options.contexts[0]} at 1024, {options.contexts[1]} at 2048 tokens",
     }  # fmt: skip
     started = time.perf_counter()
-    loaded = load(parse_spec("smollm2-135m"))
-    rows: list[dict[str, Any]] = []
+    rows = [row for path in options.add for row in earlier(path, header)]
+    loaded = load(parse_spec("smollm2-135m")) if options.rows[0] < options.rows[1] else None
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, knobs in ROWS:
+    for name, knobs in ROWS[slice(*options.rows)]:
         rows.append(measure_row(loaded, name, knobs, options))
         header["seconds"] = round(time.perf_counter() - started)
-        text = json.dumps({"header": header, "rows": rows}, indent=1, default=str)
-        (options.out / "smollm2_table.json").write_text(text + "\n", encoding="utf-8")
-        (options.out / "smollm2_table.md").write_text(table(rows, header), encoding="utf-8")
+        write(rows, header, options.out)
+    write(rows, header, options.out)
     return 0
 
 
