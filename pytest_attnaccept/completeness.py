@@ -76,8 +76,6 @@ def judge(plan: Plan, records: Sequence[Record], problems: Iterable[str] = (), a
     verdict = worst_of([r.verdict for r in results])
     if issues and not verdict.blocks:
         verdict = Verdict.INCOMPLETE
-    if results and all(r.verdict is Verdict.NOT_APPLICABLE for r in results):
-        verdict = Verdict.INVALID
     return GateResult(
         verdict=verdict, results=tuple(results), problems=tuple(issues), profile=plan.profile, claim=plan.claim
     )

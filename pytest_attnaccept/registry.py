@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pytest_attnaccept.catalog import BUILTIN_METHODS
-from pytest_attnaccept.errors import ContractError, UnknownNameError, UsageError
+from pytest_attnaccept.errors import UnknownNameError, UsageError
 from pytest_attnaccept.taxonomy import Kind, Knob, Method
 
 __all__ = ["Registry", "check_knobs", "check_mark_kind"]
@@ -169,12 +169,3 @@ def _check_bits(method: Method, settings: dict[str, object], where: str) -> None
         raise UsageError(
             f"{where}: {method.name} bits={settings['bits']} contradicts its name; use method='kv{settings['bits']}'"
         )
-
-
-def require_applicable(method: Method) -> str:
-    """Return ``module:function`` that applies `method`, or say that it needs a candidate."""
-    if not method.applies:
-        raise ContractError(
-            f"{method.name} cannot be applied by this package; pass the changed model: accept.model(candidate=...)"
-        )
-    return method.applies

@@ -55,16 +55,14 @@ def decide(measured: Measured, limits: Mapping[str, Limit], *, alpha: float = 0.
         How many statistical items the plan holds.
     """
     metrics = tuple(_judge(gate, limits, alpha, max(1, family)) for gate in measured.gates)
-    verdicts = [Verdict(m.verdict) for m in metrics] + [r.verdict for r in measured.refusals]
-    neutral = [r for r in measured.refusals if r.verdict is Verdict.NOT_APPLICABLE]
-    if neutral and not metrics:
-        verdict = worst_of(verdicts)
-    elif not metrics and not any(r.verdict.blocks for r in measured.refusals):  # a "refusal" cannot pass anything
+    # A refusal says why an item may not pass; one that says PASS is a check that vouches for itself, and does not count.
+    verdicts = [Verdict(m.verdict) for m in metrics]
+    verdicts += [r.verdict for r in measured.refusals if r.verdict is not Verdict.PASS]
+    if not verdicts:
         return Decision(
             verdict=Verdict.INVALID, headline="nothing was compared: the check returned no gate", metrics=()
         )
-    else:
-        verdict = worst_of(verdicts)
+    verdict = worst_of(verdicts)
     deciding = [r.reason for r in measured.refusals if r.verdict is verdict]
     deciding += [m.text for m in metrics if m.verdict == verdict.value]
     return Decision(
@@ -88,6 +86,16 @@ def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -
 
 
 def _threshold(gate: Threshold) -> Metric:
+    if gate.n < 1:
+        return Metric(
+            name=gate.name,
+            verdict=Verdict.INVALID.value,
+            n=gate.n,
+            limit=gate.limit,
+            unit=gate.unit,
+            origin=gate.origin,
+            text=f"{gate.name}: nothing was compared",
+        )
     good = math.isfinite(gate.value) and math.isfinite(gate.limit) and gate.value <= gate.limit
     relation = "within" if good else "beyond"
     text = f"{gate.name} {gate.value:.4g}{_unit(gate.unit)} is {relation} {gate.limit:.4g}"
@@ -109,8 +117,7 @@ def _threshold(gate: Threshold) -> Metric:
 def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
     from pytest_attnaccept.stats import paired_binary, paired_scores
 
-    at_pass = _level(gate.alpha_pass, alpha_pass)
-    at_fail = min(_level(gate.alpha_fail, alpha_fail), alpha_fail)
+    at_pass, at_fail = _level(gate.alpha_pass, alpha_pass), _level(gate.alpha_fail, alpha_fail)
     if isinstance(gate, PairedCounts):
         result = paired_binary(
             gate.losses,
@@ -174,8 +181,8 @@ def _needs(gate: PairedCounts | PairedScores, n: int, margin: float, alpha: floa
 
 
 def _level(planned: float | None, full: float) -> float:
-    """Return the nominal level: the look's, which may be zero (no decision there), else the full one."""
-    return full if planned is None else max(planned, 1e-12)
+    """Return the nominal level: the look's, which may be zero (no decision there) and never exceeds the full one."""
+    return full if planned is None else min(max(planned, 1e-12), full)
 
 
 def _clustered(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
