@@ -86,25 +86,18 @@ def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -
 
 
 def _threshold(gate: Threshold) -> Metric:
-    if gate.n < 1:
-        return Metric(
-            name=gate.name,
-            verdict=Verdict.INVALID.value,
-            n=gate.n,
-            limit=gate.limit,
-            unit=gate.unit,
-            origin=gate.origin,
-            text=f"{gate.name}: nothing was compared",
-        )
     good = math.isfinite(gate.value) and math.isfinite(gate.limit) and gate.value <= gate.limit
     relation = "within" if good else "beyond"
     text = f"{gate.name} {gate.value:.4g}{_unit(gate.unit)} is {relation} {gate.limit:.4g}"
     if not good:
         text += f" at {gate.where}" if gate.where else ""
         text += f"; looks like {gate.seems}" if gate.seems else ""
+    verdict = Verdict.PASS if good else Verdict.FAIL
+    if good and gate.n < 1:
+        verdict, text = Verdict.INVALID, f"{gate.name}: nothing was compared"
     return Metric(
         name=gate.name,
-        verdict=(Verdict.PASS if good else Verdict.FAIL).value,
+        verdict=verdict.value,
         effect=gate.value,
         n=gate.n,
         limit=gate.limit,

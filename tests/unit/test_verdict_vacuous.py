@@ -20,6 +20,8 @@ def test_a_limit_over_no_comparison_is_invalid() -> None:
     gates = (Threshold(name="bound", value=0.0, limit=1.0), Threshold(name="empty", value=0.0, limit=1.0, n=0))
     decision = decide(Measured(gates=gates), LIMITS)
     assert (decision.verdict, decision.headline) == (Verdict.INVALID, "empty: nothing was compared")
+    broken = Threshold(name="broken", value=1.0, limit=0.0, n=0)  # broke before anything could be compared
+    assert decide(Measured(gates=(broken,)), LIMITS).verdict is Verdict.FAIL
 
 
 def test_a_check_cannot_pass_itself_by_a_refusal() -> None:
