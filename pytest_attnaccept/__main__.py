@@ -72,6 +72,9 @@ def verdict(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="pytest_attnaccept verdict", description=verdict.__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--shards", type=int, help="how many shards the release has; another number found is INCOMPLETE"
+    )
     parser.add_argument("--html", type=Path, help="also write the HTML report")
     parser.add_argument("--junit", type=Path, help="also write JUnit XML, one testcase per item")
     args = parser.parse_args(argv)
@@ -80,6 +83,9 @@ def verdict(argv: Sequence[str]) -> int:
     found, records, problems = collect_tree(args.folder)
     if found is None:
         raise RecordError(f"{args.folder}: holds no plan; what was required is unknown")
+    places = len({path.parent for path in args.folder.rglob("plan.*.json")})
+    if args.shards is not None and places != args.shards:  # a shard that left nothing behind is in nobody's plan
+        problems.append(f"{places} shards of {args.shards} are there; what the others require is unknown")
     result = judge(found, records, problems)
     for line, _ in summary_lines(result, explicit=True, out=args.folder, quality_only=_quality_only(found.profile)):
         print(line)

@@ -66,6 +66,12 @@ def test_a_lost_plan_is_an_error(shards, capsys):
     assert "records without a plan" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("count", "status"), [("1", 1), ("2", 0), ("3", 1)])
+def test_a_shard_that_left_nothing_is_missed_when_their_number_is_known(shards, capsys, count, status):
+    assert main(["verdict", str(shards), "--shards", count]) == status
+    assert ("GATE PASS" in capsys.readouterr().out) is (status == 0)
+
+
 def test_a_failing_record_fails(shards, capsys):
     item = planned("needle-1x")
     RecordWriter(shards / "two", "r2.gw0").append(record(item, "r2", Verdict.FAIL))
