@@ -15,7 +15,7 @@ from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.options import Options
 from pytest_attnaccept.profiles import Limit, Profile, data_dir, load_profile
 from pytest_attnaccept.protocol import Requirement, StackEntry, required_depth, stack_kind
-from pytest_attnaccept.sources import digests_of, source_closure
+from pytest_attnaccept.sources import digests_of, installed_versions, source_closure
 from pytest_attnaccept.taxonomy import Surface
 
 __all__ = ["ItemSpec", "restated", "spec_of_logs", "specs_of_test"]
@@ -65,6 +65,7 @@ def specs_of_test(
     kind = stack_kind(stack)
     text = " + ".join(e.label for e in stack)
     top = root if root is not None else source.parent
+    sources = source_closure(source, top)
     context = {
         "profile": profile.digest(),
         "base": (base or profile).digest(),
@@ -76,8 +77,8 @@ def specs_of_test(
         "model": _model_digest(model if model is not None else options.model),
         "checkpoint_spec": checkpoint,
         "checkpoint": _model_digest(checkpoint),
-        "files": digests_of([*source_closure(source, top), *map(Path, _data_files(profile))], top),
-        "versions": dict(package_versions()),
+        "files": digests_of([*sources, *map(Path, _data_files(profile))], top),
+        "versions": {**installed_versions(sources), **package_versions()},
     }
     limits = {name: limit.max for name, limit in profile.limits.items()} if surface is Surface.MODEL else {}
     return tuple(
@@ -158,7 +159,7 @@ def restated(item: PlannedItem, options: Options, profile: Profile, root: Path) 
         "model": _model_digest(suite_model if suite_model is not None else options.model),
         "checkpoint": _model_digest(then.get("checkpoint_spec")),
         "files": digests_of([root / n for n in names], root),
-        "versions": dict(package_versions()),
+        "versions": {**installed_versions(p for n in names if (p := root / n).is_file()), **package_versions()},
     }
     return replace(item, context=context, static=_static(item.check, item.params, context))
 

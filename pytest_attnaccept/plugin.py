@@ -127,11 +127,23 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Announce a gate before anything is collected: whatever happens next, an older verdict no longer stands."""
+    sees_all = _collect_whole_files(session.config)
     gate = session.config.stash.get(GATE, None)
     if gate is not None and not hasattr(session.config, "workerinput"):
         from pytest_attnaccept import glue
 
+        gate.sees_all = sees_all
         glue.announce(session.config, gate)
+
+
+def _collect_whole_files(config: pytest.Config) -> bool:
+    """Under a profile, let ``--lf`` deselect but not skip files and functions at collection: the plan needs all of them."""
+    explicit = config.getoption("attnaccept_profile") or config.getini("accept_profile")
+    skipper = config.pluginmanager.get_plugin("lfplugin-collwrapper")
+    if not explicit or skipper is None:
+        return False
+    config.pluginmanager.unregister(skipper)
+    return True
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

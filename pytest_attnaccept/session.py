@@ -53,6 +53,7 @@ class GateSession:
         self.run_id = run_id
         self.worker = worker
         self.partial = partial
+        self.sees_all = False
         self.profile: Profile = load_profile(options.profile)
         self._planned: dict[str, PlannedItem] = {}
         self.usage_errors: list[str] = []
@@ -73,7 +74,9 @@ class GateSession:
     def require(self, items: Iterable[PlannedItem]) -> None:
         """Add planned items; one that is known already is not added again."""
         for item in items:
-            self._planned.setdefault(item.id, item)
+            if self._planned.setdefault(item.id, item).static != item.static:
+                text = f"two tests have the id {item.id}: one could stand in for the other; give their files different paths"
+                self.problems += [] if text in self.problems else [text]
 
     @property
     def family(self) -> int:
@@ -154,7 +157,8 @@ class GateSession:
 
     def finish(self) -> GateResult:
         """Judge the run from what is on disk, and remember the result."""
-        problems = [self.partial] if self.partial and not self.options.resume else []
+        counts = self.options.resume and self.sees_all
+        problems = [self.partial] if self.partial and not counts else []
         plan, records, more = self.shards.collect(fallback=self.plan(), restate=self._restate)
         problems += [p for p in [*more, *self.problems, *self.usage_errors] if p not in problems]
         problems += self._lost_records(records)

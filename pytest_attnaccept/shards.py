@@ -80,7 +80,7 @@ class Shards:
         runs = _runs_that_count(self.folder, problems, newest=self.run_id) if self.resume else [self.run_id]
         own = {i.id for i in plan.items}
         for run in runs[1:]:
-            older = _plan_of_run(self.folder, run, problems)
+            older = _plan_of_run(self.folder, run, problems, finished=True)
             plan = plan.merged(older) if older is not None else plan
         plan = replace(plan, items=tuple(i if i.id in own else restate(i) for i in plan.items))
         records = [r for r in records if r.run_id in runs]
@@ -92,7 +92,7 @@ class Shards:
             return
         for pattern in ("plan.*.json", "records.*.jsonl"):
             for path in self.folder.glob(pattern):
-                if path.name.split(".")[1] != self.run_id:
+                if path.name.split(".")[1] < self.run_id:  # a newer run may be under way in another process
                     with suppress(FileNotFoundError):
                         path.unlink()
 
@@ -116,7 +116,7 @@ def collect_tree(folder: Path) -> tuple[Plan | None, list[Record], list[str]]:
         here: Plan | None = None
         runs = _runs_that_count(place, problems)
         for run in runs:
-            older = _plan_of_run(place, run, problems)
+            older = _plan_of_run(place, run, problems, finished=run != runs[0])
             if older is not None:
                 here = older if here is None else here.merged(older)
         if here is not None:

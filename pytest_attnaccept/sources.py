@@ -12,11 +12,12 @@ import functools
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 from pytest_attnaccept.fingerprint import digest_file
 
-__all__ = ["digests_of", "source_closure"]
+__all__ = ["digests_of", "installed_versions", "source_closure"]
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -39,6 +40,30 @@ def source_closure(source: Path, root: Path) -> tuple[Path, ...]:
         if path.suffix == ".py":
             waiting.extend(_imports(path))
     return tuple(sorted(seen))
+
+
+def installed_versions(files: Iterable[Path]) -> dict[str, str]:
+    """Return the versions of the installed packages that `files` import: a new kernel library asks for a new measurement."""
+    tops = {name.split(".")[0] for path in files if path.suffix == ".py" for name in _absolute_names(path)}
+    found = {}
+    for top in sorted(tops - sys.stdlib_module_names - {"pytest_attnaccept", "pytest"}):
+        version = _installed_version(top)
+        if version:
+            found[top] = version
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _installed_version(top: str) -> str:
+    try:
+        return metadata.version(top.replace("_", "-"))
+    except (metadata.PackageNotFoundError, ValueError):
+        return ""
+
+
+def _absolute_names(path: Path) -> list[str]:
+    stat = path.stat()
+    return [n for n, level in _imported_names(str(path), stat.st_size, stat.st_mtime_ns) if not level]
 
 
 def _name(path: Path, root: Path) -> str:
@@ -90,7 +115,7 @@ def _absolute(path: Path, name: str) -> Path | None:
     if top in sys.builtin_module_names or top in sys.stdlib_module_names or top == "pytest_attnaccept":
         return None
     loaded = getattr(sys.modules.get(name), "__file__", None)
-    if isinstance(loaded, str) and loaded.endswith(".py"):
+    if isinstance(loaded, str) and loaded.endswith((".py", ".so", ".pyd")):
         return Path(loaded)
     for entry in (str(path.parent), *sys.path):
         found = _module_file(Path(entry or "."), name)

@@ -23,7 +23,7 @@ from pytest_attnaccept.taxonomy import Surface
 CONFTEST = """
 import hashlib, json, os, pathlib, time
 
-from pytest_attnaccept import accept as _module
+from pytest_attnaccept import accept as _module, fingerprint as _fingerprint
 from pytest_attnaccept.errors import ContractError, EngineError
 from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, PairedCounts, Refusal, Threshold
 from pytest_attnaccept.taxonomy import Verdict
@@ -104,9 +104,13 @@ class Scripted:
 
 
 _original = _module.Accept._model_session, _module.Accept._measured
+_own_code = _fingerprint._own_code
 
 
 def pytest_configure(config):
+    # The sources of the package may be edited while these tests run; that is not what they are about.
+    _fingerprint._own_code = lambda: "code"
+    _fingerprint.package_versions.cache_clear()
     _module.Accept._model_session = lambda self, candidate, baseline: Scripted(self, candidate)
     _module.Accept._measured = lambda self, session, params: session.measure(self.check, params)
 

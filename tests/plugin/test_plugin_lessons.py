@@ -34,7 +34,9 @@ def test_lesson_02_fingerprints_hold_causal_fields_only(gated: Project, monkeypa
     second = gated.run(GATE)
     assert [r["static"] for r in first.records] == [r["static"] for r in second.records]
     assert [r["fingerprint"] for r in first.records] == [r["fingerprint"] for r in second.records]
-    text = json.dumps([r["fingerprint"] for r in first.records]) + json.dumps([i["item"] for i in first.summary["items"]])
+    text = json.dumps([r["fingerprint"] for r in first.records]) + json.dumps(
+        [i["item"] for i in first.summary["items"]]
+    )
     assert str(gated.path) not in text
 
 
@@ -87,7 +89,9 @@ def test_lesson_08_a_loosened_limit_needs_a_reason_and_is_shown(project: Project
 
 @pytest.mark.parametrize("origin", ["", "paper table 3", "guess: it looked right"])
 def test_lesson_09_origin_is_measured_derived_or_policy(project: Project, origin: str) -> None:
-    project.file("test_gate.py", H2O.replace("0.25", f'0.25, limits={{"needle": {{"max": 0.05, "origin": "{origin}"}}}}'))
+    project.file(
+        "test_gate.py", H2O.replace("0.25", f'0.25, limits={{"needle": {{"max": 0.05, "origin": "{origin}"}}}}')
+    )
     out = project.run(GATE)
     assert (out.ret, len(out.records)) == (4, 0)
     assert "needs origin" in out.text
@@ -108,7 +112,10 @@ def test_lesson_11_an_invalid_measurement_never_passes(gated: Project, action: s
 
 
 def test_lesson_12_dtype_and_seed_are_part_of_what_was_measured(gated: Project) -> None:
-    seen = [{r["static"] for r in gated.run(GATE, *o).records} for o in ((), ("--accept-dtype=bfloat16",), ("--accept-seed=1",))]
+    seen = [
+        {r["static"] for r in gated.run(GATE, *o).records}
+        for o in ((), ("--accept-dtype=bfloat16",), ("--accept-seed=1",))
+    ]
     assert all(len(s) == N for s in seen)
     assert not seen[0] & seen[1] | seen[0] & seen[2]
 
@@ -123,7 +130,11 @@ def test_lesson_13_there_is_no_absolute_tolerance_to_set(project: Project, knob:
 def test_lesson_14_records_echo_configuration_and_sample_size(gated: Project) -> None:
     gated.script(footprint="paired")
     record = next(r for r in gated.run(GATE).records if r["check"] == "footprint")
-    assert (record["stack"], record["profile"], record["kind"]) == ("h2o(kv_budget=0.25, sinks=4)", "smoke", "approximate")
+    assert (record["stack"], record["profile"], record["kind"]) == (
+        "h2o(kv_budget=0.25, sinks=4)",
+        "smoke",
+        "approximate",
+    )
     assert (record["metrics"][0]["n"], record["fingerprint"]["seed"]) == (2000, "0")
     assert record["reason"]
 
@@ -251,7 +262,9 @@ def test_lesson_27_a_crash_keeps_what_was_measured(project: Project) -> None:
 
 
 def test_lesson_28_a_record_is_on_disk_before_the_next_item(project: Project) -> None:
-    source = H2O.replace("accept.model()", "import os; os.environ['ATTN_LINES'] = str(CHECKS.index(accept.check)); accept.model()")
+    source = H2O.replace(
+        "accept.model()", "import os; os.environ['ATTN_LINES'] = str(CHECKS.index(accept.check)); accept.model()"
+    )
     project.file("test_gate.py", f"CHECKS = {SMOKE}\n" + source)
     project.script(default="ondisk")
     out = project.run(GATE, apart=True)
