@@ -31,6 +31,10 @@ def summary_lines(
     lines += [(f"  note: {text}", None) for text in _notes(result)]
     if explicit and good:
         lines.append((f"claim: {result.claim}", None))
+    if explicit and not good and result.results:
+        lines.append(
+            (f"evidence: {out.name}/verdict.json; run only what is not green: pytest --lf --accept-resume", None)
+        )
     if explicit and quality_only:
         lines.append(("quality gate only: performance is not part of this profile's verdict", None))
     return lines
