@@ -14,6 +14,7 @@ Positions
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -69,7 +70,7 @@ def measure_logs(
     if is_table(baseline):
         first, second = read_table(baseline), read_table(candidate)
         pairs = (pair_tables(first, second),)
-        digest = first.digest
+        digests = first.digest + second.digest
     else:
         base, cand = read_samples(baseline), read_samples(candidate)
         if metric is not None and filter_name is None and metric.count(",") == 1 and metric not in base.metrics:
@@ -77,7 +78,7 @@ def measure_logs(
         chosen = choose_metric(base, cand, metric)
         filters = base.filters if filter_name is None else (filter_name,)
         pairs = tuple(pair_samples(base, cand, chosen, f, cluster=cluster, chance=chance) for f in filters)
-        digest = base.digest
+        digests = base.digest + cand.digest
     blind = _blind(baseline, candidate, pairs, method, through_cache)
     measured = Measured(
         # Logs that cannot show the effect at all are not compared: neither a PASS nor a FAIL would be about the method.
@@ -86,7 +87,7 @@ def measure_logs(
         refusals=tuple(
             Refusal(verdict=Verdict.INVALID, reason=reason) for reason in (*blind, *_vacuous(pairs, method))
         ),
-        data_digest=digest,
+        data_digest=hashlib.sha256(digests.encode()).hexdigest(),
     )
     return measured, pairs
 

@@ -464,4 +464,6 @@ def test_right_and_wrong_answers_become_counts(logs):
     assert isinstance(gate, PairedCounts)
     assert (gate.losses, gate.gains, gate.n, gate.base_correct) == (3, 2, 200, 180)
     assert len(measured.data_digest) == 64
+    again, _ = measure_logs(*logs(scored(RIGHT), scored([0.0] * 4 + RIGHT[4:-2] + [1.0, 1.0])))
+    assert again.data_digest != measured.data_digest, "the evidence is bound to both logs"
     assert "first 200" in pairs[0].notes[0]
