@@ -68,7 +68,7 @@ class Shards:
     def collect(
         self, *, fallback: Plan, restate: Callable[[PlannedItem], PlannedItem]
     ) -> tuple[Plan, list[Record], list[str]]:
-        """Return plan, records and problems that count for this run.
+        """Return plan, records and problems that count for this run; `fallback` is what this process planned itself.
 
         A resumed run is measured against the union of its own plan and the plans it builds on: selecting a part
         (``--lf``) never shrinks what is required. Its own plan wins where both know an item; items that only the older
@@ -76,6 +76,9 @@ class Shards:
         """
         problems: list[str] = []
         plan = _plan_of_run(self.folder, self.run_id, problems, finished=True) or fallback
+        if fallback.items and plan.digest() != fallback.digest():
+            problems.append("the plan on disk was changed while the tests ran")
+            plan = fallback.merged(plan)
         records = read_records(self.folder, problems) if self.folder.is_dir() else []
         runs = _runs_that_count(self.folder, problems, newest=self.run_id) if self.resume else [self.run_id]
         own = {i.id for i in plan.items}
