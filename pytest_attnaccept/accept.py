@@ -68,7 +68,7 @@ class Accept:
     # -- surfaces ---------------------------------------------------------------------------------------------------
 
     def kernel(self, fn: Callable[..., Any], **contract: Any) -> Decision:
-        """Gate an attention function; keywords are the contract of DESIGN 4.2."""
+        """Gate an attention function; keywords are the fields of `kernel.contract.KernelContract`."""
         __tracebackhide__ = True
 
         def measure() -> Measured:
@@ -90,7 +90,7 @@ class Accept:
         return self._run(Surface.KERNEL, fn, measure)
 
     def cache(self, factory: Callable[[], Any], **contract: Any) -> Decision:
-        """Gate a stateful KV cache; keywords are the contract of DESIGN 4.3."""
+        """Gate a stateful KV cache; keywords are the fields of `state.cache_contract.CacheContract`."""
         __tracebackhide__ = True
 
         def measure() -> Measured:
@@ -104,7 +104,7 @@ class Accept:
         return self._run(Surface.CACHE, factory, measure)
 
     def prefix_cache(self, factory: Callable[[], Any], **contract: Any) -> Decision:
-        """Gate a prefix cache; keywords are the contract of DESIGN 4.4."""
+        """Gate a prefix cache; keywords are the fields of `state.prefix_oracle.PrefixContract`."""
         __tracebackhide__ = True
 
         def measure() -> Measured:
@@ -118,7 +118,7 @@ class Accept:
         return self._run(Surface.PREFIX_CACHE, factory, measure)
 
     def decoder(self, candidate: Callable[..., Any], *, target: Callable[..., Any], **contract: Any) -> Decision:
-        """Gate a decoder against the model it must follow; keywords are the contract of DESIGN 4.5."""
+        """Gate a decoder against the model it must follow; keywords are the fields of `state.decoder_contract.DecoderContract`."""
         __tracebackhide__ = True
 
         def measure() -> Measured:
@@ -138,7 +138,7 @@ class Accept:
         return self._run(Surface.DECODER, candidate, measure)
 
     def model(self, candidate: Any = None, baseline: Any = None) -> Decision:
-        """Gate a model with something changed (DESIGN 4.6).
+        """Gate a model with something changed.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
 """The planning model: what a step may cost and what a claimed gain may be, weights and KV in separate ledgers.
 
-``t_step = (weights/q_w + L * kv_per_token/q_kv) / bandwidth / speculation`` (DESIGN section 9). Decimal GB and GB/s for
+``t_step = (weights/q_w + L * kv_per_token/q_kv) / bandwidth / speculation``. Decimal GB and GB/s for
 traffic, KiB and GiB for the ledger of a cache, as the field writes them. Weights and KV are divided by their own ratio
 and added; the product of single gains is never formed, because it counts the same bytes twice.
 """

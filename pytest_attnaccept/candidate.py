@@ -1,4 +1,4 @@
-"""`Candidate`: a transformers model together with what was changed around it (DESIGN 4.6)."""
+"""`Candidate`: a transformers model together with what was changed around it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Registry:
 
 
 def check_mark_kind(method: Method, declared: Kind | None, where: str) -> None:
-    """Refuse a mark whose kind contradicts the registry (DESIGN rule 3.2).
+    """Refuse a mark whose kind contradicts the registry: the kind is measured, not believed.
 
     An exact method marked approximate is refused too: its quality gate would accept differences that it must not have.
     """

@@ -151,5 +151,5 @@ class Method:
 
     @property
     def acts_on_kv(self) -> bool:
-        """Whether the loss shows only through the cache (DESIGN rule 3.3)."""
+        """Whether the loss shows only through the cache."""
         return self.layer is Layer.CONTENT or self.name in ("kv8", "kv4", "kv2")
