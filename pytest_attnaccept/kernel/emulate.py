@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.kernel.call import AttentionCall
+from pytest_attnaccept.kernel.precision import take
 
 __all__ = ["Habit", "attend"]
 
@@ -101,7 +102,7 @@ def _dense_row(call: AttentionCall, row: int) -> tuple[Tensor, Tensor]:
     for x, factor in ((call.k, call.k_scale), (call.v, call.v_scale)):
         if call.block_table is not None:
             pages = call.block_table[row, : -(-length // x.shape[1])]
-            x = x[pages].reshape(-1, *x.shape[2:])[:length].permute(1, 0, 2)
+            x = take(x, pages).reshape(-1, *x.shape[2:])[:length].permute(1, 0, 2)
         else:
             x = x[row, :, :length]
         x = x.float() if factor is None else x.float() * factor

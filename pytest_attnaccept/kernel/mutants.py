@@ -40,6 +40,9 @@ def mutants_for(case: Case) -> dict[str, Mutant]:
         "newest key lost": lambda call, habit, rows: attend(call, habit, _hide(keys - 1, keys), rows=rows),
         "zero-score pad lanes in the denominator": _pad_lanes,
     }
+    if window == 1:
+        # One visible key has weight 1 at every temperature.
+        del found["scale 2 % too large"], found["scale 59 % too large"]
     if window is None:
         found["oldest key lost"] = lambda call, habit, rows: attend(call, habit, _hide(0, 1), rows=rows)
     if min(keys, window or keys) >= 64:

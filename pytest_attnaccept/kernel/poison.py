@@ -21,7 +21,7 @@ from pytest_attnaccept.kernel.cases import Case, CaseSpec, poison_value, with_ke
 from pytest_attnaccept.kernel.emulate import Habit, attend
 from pytest_attnaccept.kernel.guard import Output, bits
 from pytest_attnaccept.kernel.plans import Planner
-from pytest_attnaccept.kernel.precision import as_dtype
+from pytest_attnaccept.kernel.precision import as_dtype, put
 from pytest_attnaccept.kernel.reference import key_limits, semantics_of
 from pytest_attnaccept.kernel.session import CONTROLS, NotApplicable, Session
 
@@ -126,10 +126,10 @@ def poison_positions(case: Case, where: Tensor, mode: str) -> Case:
             size = pool.shape[1]
             page = case.call.block_table[batch, position // size]
             filler = _filler((len(batch), *pool.shape[2:]), case, generator, mode)
-            pool[page, position % size] = filler.to(pool.device)
+            put(pool, (page, position % size), filler)
         else:
             filler = _filler((len(batch), pool.shape[1], pool.shape[3]), case, generator, mode)
-            pool[batch, :, position] = filler.to(pool.device)
+            put(pool, (batch, slice(None), position), filler)
         changed[name] = pool
     return with_keys(case, **changed)
 
@@ -170,7 +170,7 @@ def _other_tails(case: Case) -> Case:
             if length % size and table is not None:
                 page = int(table[row, length // size])
                 shape = (size - length % size, *pool.shape[2:])
-                pool[page, length % size :] = _filler(shape, case, generator, mode).to(pool.device)
+                put(pool[page], (slice(length % size, None),), _filler(shape, case, generator, mode))
         changed[name] = pool
     return with_keys(case, **changed)
 
@@ -183,7 +183,7 @@ def _other_pages(case: Case) -> Case:
     for name in ("k", "v"):
         pool = same_layout(getattr(case.call, name))
         shape = (int((~named).sum()), *pool.shape[1:])
-        pool[~named] = torch.randn(shape, generator=generator).to(pool.dtype).to(pool.device)
+        put(pool, (~named,), torch.randn(shape, generator=generator).to(pool.dtype))
         changed[name] = pool
     return with_keys(case, **changed)
 

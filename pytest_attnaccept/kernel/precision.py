@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_attnaccept.kernel.contract import KernelContract
 
-__all__ = ["Precision", "as_dtype", "effective_dtype", "mantissa_bits", "precision_of", "ulp"]
+__all__ = ["Precision", "as_dtype", "effective_dtype", "mantissa_bits", "precision_of", "put", "take", "ulp"]
 
 LOG_UNIFORM_RMS = 0.4247
 _BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52}
@@ -79,6 +79,21 @@ def precision_of(contract: KernelContract) -> Precision:
     if half and contract.score_dtype == "input":
         s_relative = LOG_UNIFORM_RMS * 2.0 ** -(mantissa_bits(dtype) + 1)
     return Precision(p_relative=p_relative, p_floor=p_floor, s_relative=s_relative, half=half)
+
+
+def take(x: Tensor, *index: Tensor) -> Tensor:
+    """Return ``x[index]``; one-byte floats go through their bits, which every device can index."""
+    if x.element_size() == 1:
+        return x.view(torch.uint8)[index].view(x.dtype)
+    return x[index]
+
+
+def put(x: Tensor, index: tuple[Tensor | slice, ...], values: Tensor) -> None:
+    """Set ``x[index] = values`` in place, one-byte floats through their bits."""
+    if x.element_size() == 1:
+        x.view(torch.uint8)[index] = values.to(x.device).view(torch.uint8)
+    else:
+        x[index] = values.to(x.device)
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:

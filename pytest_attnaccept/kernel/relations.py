@@ -20,7 +20,7 @@ from pytest_attnaccept.kernel.cases import Case, with_keys
 from pytest_attnaccept.kernel.guard import Output
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.poison import same_layout
-from pytest_attnaccept.kernel.precision import effective_dtype, ulp
+from pytest_attnaccept.kernel.precision import effective_dtype, put, take, ulp
 from pytest_attnaccept.kernel.session import Judged, Session
 from pytest_attnaccept.kernel.statistics import Stat, bound
 from pytest_attnaccept.measurement import Fact
@@ -103,7 +103,8 @@ def _page_names(session: Session, plan: Planner, base: Judged) -> bool:
     generator = torch.Generator().manual_seed(base.case.spec.number("pages renamed"))
     order = torch.randperm(call.k.shape[0], generator=generator).to(call.k.device)
     k, v = torch.empty_like(call.k), torch.empty_like(call.v)
-    k[order], v[order] = call.k, call.v
+    put(k, (order,), call.k)
+    put(v, (order,), call.v)
     second = _run(session, base.case, k=k, v=v, block_table=order[call.block_table])
     session.expect_same("page renaming", base, second)
     return True
@@ -207,7 +208,7 @@ def _rows_of(case: Case, rows: Tensor) -> dict[str, object]:
     call = case.call
     found: dict[str, object] = {"q": call.q[rows]}
     if call.block_table is None:
-        found |= {"k": call.k[rows], "v": call.v[rows]}
+        found |= {"k": take(call.k, rows), "v": take(call.v, rows)}
     else:
         found["block_table"] = call.block_table[rows]
     if call.kv_lengths is not None:

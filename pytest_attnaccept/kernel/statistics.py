@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.kernel.call import AttentionCall
-from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, Precision, ulp
+from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, Precision, take, ulp
 from pytest_attnaccept.kernel.reference import Rows, Semantics, blocks, key_limits, score, score_variance
 
 __all__ = [
@@ -301,12 +301,12 @@ def _take(call: AttentionCall, what: Semantics, key: Tensor) -> tuple[Tensor, Te
     batch = torch.arange(key.shape[0], device=key.device)[:, None]
     if call.block_table is None:
         last = max(call.k.shape[2] - 1, 0)
-        k, v = (x.transpose(1, 2)[batch, flat.clamp(max=last)] for x in (call.k, call.v))
+        k, v = (take(x.transpose(1, 2), batch, flat.clamp(max=last)) for x in (call.k, call.v))
     else:
         size = call.k.shape[1]
         table = call.block_table.to(key.device)
         page = torch.gather(table, 1, (flat // size).clamp(max=table.shape[1] - 1))
-        k, v = (x[page, flat % size] for x in (call.k, call.v))
+        k, v = (take(x, page, flat % size) for x in (call.k, call.v))
     k, v = (x.transpose(1, 2)[:, what.head_map].double().nan_to_num() for x in (k, v))
     k, v = (x.reshape(*x.shape[:2], *key.shape[1:], x.shape[-1]) for x in (k, v))
     return k * what.k_factor, v * what.v_factor
