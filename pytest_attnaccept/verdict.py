@@ -65,9 +65,9 @@ def decide(measured: Measured, limits: Mapping[str, Limit], *, alpha: float = 0.
     verdict = worst_of(verdicts)
     deciding = [r.reason for r in measured.refusals if r.verdict is verdict]
     deciding += [m.text for m in metrics if m.verdict == verdict.value]
-    return Decision(
-        verdict=verdict, headline="; ".join(deciding[:3]), metrics=metrics, body=_body(measured, metrics, verdict)
-    )
+    certified = [f"certified to {f.value} {f.unit}" for f in measured.facts if f.name == "certified_to"]
+    headline = "; ".join([*(certified if verdict is Verdict.PASS else ()), *deciding[:3]])
+    return Decision(verdict=verdict, headline=headline, metrics=metrics, body=_body(measured, metrics, verdict))
 
 
 def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -> Metric:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_attnaccept.measurement import Measured, PairedScores, Refusal, Threshold
+from pytest_attnaccept.measurement import Fact, Measured, PairedScores, Refusal, Threshold
 from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
@@ -36,3 +36,10 @@ def test_a_check_cannot_pass_itself_by_a_refusal() -> None:
 def test_a_gate_cannot_raise_its_own_level(level: float) -> None:
     gate = PairedScores(name="needle", losses=(0.0,) * 30, base_mean=0.9, alpha_pass=level, alpha_fail=level)
     assert decide(Measured(gates=(gate,)), LIMITS, alpha=0.05).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.5, True), (1.5, False)])
+def test_a_pass_says_to_which_length_it_holds(value: float, shown: bool) -> None:
+    facts = (Fact(name="certified_to", value=4096, unit="keys"),)
+    decision = decide(Measured(gates=(Threshold(name="maxz", value=value, limit=1.0),), facts=facts), LIMITS)
+    assert decision.headline.startswith("certified to 4096 keys; ") is shown
