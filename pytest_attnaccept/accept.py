@@ -118,7 +118,7 @@ class Accept:
         return self._run(Surface.PREFIX_CACHE, factory, measure)
 
     def decoder(self, candidate: Callable[..., Any], *, target: Callable[..., Any], **contract: Any) -> Decision:
-        """Gate a decoder against the model it must follow; keywords are the fields of `state.decoder_contract.DecoderContract`."""
+        """Gate a decoder against its target model; keywords are the fields of `state.decoder_contract.DecoderContract`."""
         __tracebackhide__ = True
 
         def measure() -> Measured:
