@@ -104,9 +104,14 @@ def _masks(judged: Judged, what: Semantics) -> Iterator[tuple[str, Semantics]]:
         size = case.variant.page_size
         if size is None:
             full = torch.full_like(what.lengths, case.spec.kv_len)
-            yield "kv_lengths ignored", with_semantics(what, lengths=full)
             same = what.lengths[:1].expand_as(what.lengths)
-            yield "kv_lengths of batch row 0 used for all rows", with_semantics(what, lengths=same)
+            for text, lengths in (
+                ("kv_lengths ignored", full),
+                ("kv_lengths of batch row 0 used for all rows", same),
+            ):
+                yield text, with_semantics(what, lengths=lengths)
+                # The causal limit may follow the wrong lengths.
+                yield text, with_semantics(what, lengths=lengths, offset=what.offset + lengths - what.lengths)
 
 
 def _led(what: Semantics, by: int) -> Semantics:
