@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             "baseline model of accept.model(): an embedded name (toy-gqa), smollm2-135m, a path or a Hub name",
         ),
         ("device", "DEVICE", "device to measure on (default: cuda if present, else cpu)"),
-        ("dtype", "DTYPE", "dtype of loaded models: float32, bfloat16 or float16 (default: float32 on cpu)"),
+        ("dtype", "DTYPE", "dtype of loaded models: float32, bfloat16 or float16 (default: float32)"),
         ("seed", "N", "seed of all generated data and item orders (default: 0)"),
         ("out", "DIR", "folder of plan, records and verdict (default: .attnaccept)"),
         ("time", "DURATION", "time budget such as 20m: worst cells first, what does not fit is INCONCLUSIVE"),
