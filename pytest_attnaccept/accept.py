@@ -327,11 +327,25 @@ class Accept:
             return str(contract)
         return self._gate.options.resolve_device()
 
+    def _changed_checkpoint(self) -> Any:
+        """Load the checkpoint and apply what of the stack is not in it: methods that this package applies."""
+        from pytest_attnaccept.engines.loading import load
+        from pytest_attnaccept.engines.specs import parse_spec
+        from pytest_attnaccept.methods.stack import apply_stack
+
+        where = ", ".join(e.method.name for e in self._spec.stack)
+        spec = parse_spec(str(self._spec.checkpoint), f"checkpoint of {where}")
+        loaded = load(spec, device=self._device(None), dtype=self._gate.options.dtype)
+        rest = [(e.method, e.knobs) for e in self._spec.stack if e.method.applies and e.checkpoint is None]
+        if not rest:
+            return loaded
+        return replace(apply_stack(loaded.model, rest, seed=self._seed).candidate, model=loaded)
+
     def _model_session(self, candidate: Any, baseline: Any) -> Any:
         from pytest_attnaccept.checks.model_session import open_session
 
         if candidate is None and self._spec.checkpoint is not None:
-            candidate = self._spec.checkpoint
+            candidate = self._changed_checkpoint
         if baseline is None:
             baseline = self._spec.model if self._spec.model is not None else self._load_model()
         key = (self._keep, _same(candidate), _same(baseline))

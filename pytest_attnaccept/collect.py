@@ -77,6 +77,7 @@ class AcceptFile(pytest.File):
             root=gate.options.root,
             base=base,
             model=cell.model,
+            checkpoint=cell.checkpoint,
         )
 
     def _log_specs(self, cell: LogCell, suite: Suite) -> tuple[ItemSpec, ...]:

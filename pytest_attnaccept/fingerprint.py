@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["candidate_digest", "digest_file", "digest_of", "package_versions"]
+__all__ = ["accelerators", "candidate_digest", "digest_file", "digest_of", "package_versions"]
 
 _PACKAGES = ("pytest-attnaccept", "torch", "transformers", "kvpress", "numpy", "scipy")
 
@@ -68,6 +68,18 @@ def _own_code() -> str:
     """Return a digest of this package's sources: a development install keeps its version while its code changes."""
     folder = Path(__file__).parent
     return digest_of([[p.relative_to(folder).as_posix(), digest_file(p)] for p in sorted(folder.rglob("*.py"))])
+
+
+def accelerators() -> list[str]:
+    """Return the models of the accelerators of this machine, read without importing torch; empty: a CPU.
+
+    Another accelerator asks for a new measurement, whatever "auto" resolves to there.
+    """
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found += [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model")]
+    return found
 
 
 def candidate_digest(candidate: Any) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_attnaccept.errors import AttnAcceptError
-from pytest_attnaccept.fingerprint import digest_of, digest_tree, package_versions
+from pytest_attnaccept.fingerprint import accelerators, digest_of, digest_tree, package_versions
 from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.options import Options
 from pytest_attnaccept.profiles import Limit, Profile, data_dir, load_profile
@@ -71,6 +71,7 @@ def specs_of_test(
         "base": (base or profile).digest(),
         "stack": text,
         "device": options.device,
+        "accelerators": accelerators(),
         "dtype": options.dtype,
         "seed": options.seed,
         "suite_model": dict(model) if isinstance(model, Mapping) else model,
@@ -154,6 +155,7 @@ def restated(item: PlannedItem, options: Options, profile: Profile, root: Path) 
         **then,
         "base": _base_digest(item.profile, profile),
         "device": options.device,
+        "accelerators": accelerators(),
         "dtype": options.dtype,
         "seed": options.seed,
         "model": _model_digest(suite_model if suite_model is not None else options.model),

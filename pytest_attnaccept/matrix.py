@@ -17,6 +17,7 @@ from pytest_attnaccept.errors import RecordError
 __all__ = ["Plan", "PlannedItem", "slug"]
 
 PLAN_SCHEMA = 1
+STATISTICAL = ("divergence", "perplexity", "needle", "samples")
 _ID_CHARS = "abcdefghijklmnopqrstuvwxyz0123456789._+-"
 
 
@@ -64,6 +65,11 @@ class Plan:
     items: tuple[PlannedItem, ...]
     profile: str
     claim: str = ""
+
+    @property
+    def family(self) -> int:
+        """How many items rest on a statistical test; a wrong FAIL is controlled over all of them."""
+        return sum(i.check.split("-")[0] in STATISTICAL for i in self.items)
 
     def digest(self) -> str:
         """Return a hash of the plan; equal on every worker and shard of one run."""

@@ -25,10 +25,11 @@ __all__ = ["CHECK_REASONS", "Requirement", "StackEntry", "required_depth", "stac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackEntry:
-    """One method of a stack with its complete knob settings."""
+    """One method of a stack with its complete knob settings, and the checkpoint that carries it, if one does."""
 
     method: Method
     knobs: Mapping[str, object]
+    checkpoint: str | None = None
 
     @property
     def label(self) -> str:

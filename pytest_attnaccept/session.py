@@ -24,9 +24,6 @@ from pytest_attnaccept.verdict import Decision
 
 __all__ = ["GateSession"]
 
-STATISTICAL = ("divergence", "perplexity", "needle")
-
-
 MOST_HEADLINE = 480  # JUnit readers cut a message at 500 characters; the sentence must survive that
 
 
@@ -81,7 +78,7 @@ class GateSession:
     @property
     def family(self) -> int:
         """How many planned items rest on a statistical test."""
-        return sum(i.check.split("-")[0] in STATISTICAL for i in self._planned.values())
+        return self.plan().family
 
     def announce(self) -> None:
         """Put on disk that a gate has begun, so that the verdict of the run before it is outdated from now on."""

@@ -48,6 +48,7 @@ def plan_of_suite(path: Path, profile_name: str | None) -> tuple[Plan, Profile]:
             source=path,
             where=f"{path.name}:{cell.line}",
             model=cell.model,
+            checkpoint=cell.checkpoint,
         )
     ]
     return Plan(items=tuple(items), profile=profile.name, claim=profile.claim), profile

@@ -47,6 +47,11 @@ class SuiteCell:
     model: str | Mapping[str, object]
     line: int
 
+    @property
+    def checkpoint(self) -> str | None:
+        """Checkpoint that the candidate is loaded from; None: the model column itself is changed."""
+        return next((e.checkpoint for e in self.stack if e.checkpoint), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCell:
@@ -174,8 +179,15 @@ def _option(options: Node, name: str, registry: Registry) -> StackEntry | None:
     declared = entry.typed("kind", str)
     if declared is not None and declared != method.kind.value:
         raise entry.error(f"kind: {method.name} is {method.kind.value}, not {declared}", "kind")
-    knobs = {k: v for k, v in entry.items() if k not in ("method", "kind")}
-    return StackEntry(method=method, knobs=check_knobs(method, knobs, where))
+    checkpoint = entry.typed("checkpoint", str)
+    if not method.applies and checkpoint is None:
+        raise entry.error(
+            f"{method.name} cannot be applied to a model by this package, so a suite cannot measure it: name a checkpoint that"
+            " has it (checkpoint: PATH), or gate your own candidate with a mark and accept.<surface>(...)",
+            "method",
+        )
+    knobs = {k: v for k, v in entry.items() if k not in ("method", "kind", "checkpoint")}
+    return StackEntry(method=method, knobs=check_knobs(method, knobs, where), checkpoint=checkpoint)
 
 
 def _stack(ships: Node, name: str, factors: Mapping[str, Mapping[str, StackEntry | None]]) -> tuple[StackEntry, ...]:
@@ -191,6 +203,8 @@ def _stack(ships: Node, name: str, factors: Mapping[str, Mapping[str, StackEntry
             stack.append(entry)
     if not stack:
         raise ships.error(f"{name}: every factor is off; the baseline alone is not a stack", name)
+    if len({e.checkpoint for e in stack if e.checkpoint}) > 1:
+        raise ships.error(f"{name}: its options name two checkpoints, and a model has one", name)
     return tuple(stack)
 
 

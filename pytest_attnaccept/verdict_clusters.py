@@ -35,7 +35,7 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
         text += f", baseline {gate.base_level:.4g}"
     if result.beyond:
         text += f", {result.beyond} documents beyond the cap"
-    if result.verdict is Verdict.PASS and result.measurable:
+    if result.verdict is Verdict.PASS and result.measurable and ratio:  # KL and flips are never negative
         text += " (PASS with measurable loss)"
     if result.reason:
         text += f": {result.reason}"

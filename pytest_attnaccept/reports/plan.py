@@ -21,7 +21,7 @@ def plan_lines(plan: Plan, profile: Profile) -> list[str]:
     cells: dict[str, list[PlannedItem]] = {}
     for item in plan.items:
         cells.setdefault(item.cell, []).append(item)
-    family = sum(i.check.split("-")[0] in ("divergence", "perplexity", "needle") for i in plan.items)
+    family = plan.family
     for cell, items in cells.items():
         first = items[0]
         lines.append(f"{cell}: {first.stack} [{first.kind}, accept.{first.surface}]")
@@ -54,6 +54,8 @@ def _sample(item: PlannedItem, profile: Profile, family: int) -> str:
         }
         shown = ", ".join(f"{k} {v:g}" for k, v in limits.items())
         return f"n={documents} documents, margin {shown}, t({documents - 1}) at alpha {profile.alpha:g}"
+    if name == "samples":
+        return f"every item of the two logs, margin {item.limits.get('samples', 0):g} at alpha {profile.alpha:g}"
     return "deterministic: no sampling error"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_attnaccept.completeness import GateResult, ItemResult
-from pytest_attnaccept.taxonomy import Verdict
+from pytest_attnaccept.protocol import LATER_APPROXIMATE
+from pytest_attnaccept.taxonomy import Kind, Verdict
 
 __all__ = ["summary_lines"]
 
@@ -33,8 +34,14 @@ def summary_lines(
         lines.append((f"claim: {result.claim}", None))
     if explicit and not good and result.results:
         lines.append(
-            (f"evidence: {out.name}/verdict.json; run only what is not green: pytest --lf --accept-resume", None)
+            (
+                f"evidence: {out.name}/verdict.json; run only what is not green:"
+                f" pytest --lf --accept-resume --accept-profile={result.profile}",
+                None,
+            )
         )
+    if explicit and any(r.item.kind == Kind.APPROXIMATE.value for r in result.results):
+        lines.append((f"not gated yet: {', '.join(LATER_APPROXIMATE)}", None))
     if explicit and quality_only:
         lines.append(("quality gate only: performance is not part of this profile's verdict", None))
     return lines
@@ -55,7 +62,8 @@ def _short(result: ItemResult) -> str:
 
 
 def _notes(result: GateResult) -> list[str]:
-    notes = []
+    caps = {r.item.params["max_tokens"] for r in result.results if r.item.params.get("max_tokens") is not None}
+    notes = [f"contexts are capped at {cap} tokens, whatever the tier says" for cap in sorted(caps, key=str)]
     for r in result.results:
         for metric in r.record.metrics if r.record else ():
             if metric.loosened_from is not None:
