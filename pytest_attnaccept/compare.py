@@ -84,8 +84,9 @@ def measure_logs(
         # Logs that cannot show the effect at all are not compared: neither a PASS nor a FAIL would be about the method.
         gates=() if blind else tuple(pair.gate for pair in pairs),
         facts=tuple(fact for pair in pairs for fact in _facts(pair)),
-        refusals=tuple(
-            Refusal(verdict=Verdict.INVALID, reason=reason) for reason in (*blind, *_vacuous(pairs, method))
+        refusals=(
+            *(Refusal(verdict=Verdict.INVALID, reason=reason) for reason in (*blind, *_vacuous(pairs, method))),
+            *_not_exact(pairs, method),
         ),
         data_digest=hashlib.sha256(digests.encode()).hexdigest(),
     )
@@ -136,6 +137,17 @@ def _vacuous(pairs: Sequence[PairedLog], method: Method | None) -> list[str]:
         if pair.constant is not None and pair.constant < 1.0
     ]
     return reasons
+
+
+def _not_exact(pairs: Sequence[PairedLog], method: Method | None) -> tuple[Refusal, ...]:
+    """Refuse to pass an exact method whose answers differ: only logits can tell a near-tie from a wrong result."""
+    if method is None or method.kind is not Kind.EXACT or all(pair.identical for pair in pairs):
+        return ()
+    reason = (
+        f"{method.name} is exact, and answers differ: logs cannot tell near-ties from a wrong result; gate it with"
+        f" accept.{method.surface.value}(...)"
+    )
+    return (Refusal(verdict=Verdict.INCONCLUSIVE, reason=reason),)
 
 
 def compare_logs(

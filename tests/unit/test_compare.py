@@ -467,3 +467,11 @@ def test_right_and_wrong_answers_become_counts(logs):
     again, _ = measure_logs(*logs(scored(RIGHT), scored([0.0] * 4 + RIGHT[4:-2] + [1.0, 1.0])))
     assert again.data_digest != measured.data_digest, "the evidence is bound to both logs"
     assert "first 200" in pairs[0].notes[0]
+
+
+def test_an_exact_method_whose_answers_differ_never_passes():
+    base, cand = RECORDED / "samples_sums_base.jsonl", RECORDED / "samples_sums_cand.jsonl"
+    assert compare_logs(base, cand, 0.5).verdict is Verdict.PASS
+    result = compare_logs(base, cand, 0.5, method=method("flash_attention"))
+    assert result.verdict is not Verdict.PASS
+    assert "answers differ" in " ".join(result.lines)
