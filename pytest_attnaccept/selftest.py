@@ -20,7 +20,7 @@ from pytest_attnaccept.verdict import decide
 
 __all__ = ["run_selftest"]
 
-_LIMITS = {"needle": Limit(max=0.05, origin="policy: control")}
+_LIMITS = {name: Limit(max=0.05, origin="policy: control") for name in ("needle", "perplexity", "kl", "top1")}
 
 
 def run_selftest(options: Options, say: Callable[[str], None] = print) -> int:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pytest_attnaccept.controls import Control
 from pytest_attnaccept.kernel.call import AttentionCall
-from pytest_attnaccept.kernel.contract import make_contract
-from pytest_attnaccept.kernel.run import measure_kernel
+from pytest_attnaccept.kernel.contract import KernelContract, make_contract
+from pytest_attnaccept.kernel.run import KERNEL_CHECKS, measure_kernel
 from pytest_attnaccept.measurement import Measured
 from pytest_attnaccept.taxonomy import Verdict
 
@@ -67,22 +67,29 @@ def wrong_scale(call: AttentionCall) -> Tensor:
     return right(call, scale=1.02)
 
 
+def wrong_gradient(call: AttentionCall) -> Tensor:
+    """Give the right output and no gradient for V."""
+    return right(dataclasses.replace(call, v=call.v.detach() + 0 * call.v))
+
+
 def controls(seed: int, device: str) -> Iterator[Control]:
-    """Yield the controls of the surface ``kernel``."""
-    bad = frozenset({Verdict.FAIL, Verdict.INVALID})
-    good = frozenset({Verdict.PASS})
-    contract = make_contract(dtype="bfloat16", q_heads=4, kv_heads=2, head_dim=32, probability_dtype="float32")
-    cases: tuple[tuple[str, str, Kernel, frozenset[Verdict]], ...] = (
-        ("correct attention", "value", right, good),
-        ("correct attention", "relations", right, good),
-        ("zeros", "value", zeros, bad),
-        ("mean of the values", "value", mean_of_values, bad),
-        ("the first key is lost", "value", drops_first_key, bad),
-        ("the future is visible", "value", sees_the_future, bad),
-        ("the scale is 2 % too large", "value", wrong_scale, bad),
-    )
-    for name, check, fn, expected in cases:
+    """Yield the controls of the surface ``kernel``: every check rejects zeros and accepts correct attention."""
+    bad, good = frozenset({Verdict.FAIL, Verdict.INVALID}), frozenset({Verdict.PASS})
+    shape = {"dtype": "bfloat16", "q_heads": 4, "kv_heads": 2, "head_dim": 32, "probability_dtype": "float32"}
+    plain, trained = make_contract(**shape), make_contract(**{**shape, "dtype": "float32"}, backward=True)
+    forward = [c for c in KERNEL_CHECKS if c != "backward"]
+    cases: list[tuple[str, str, Kernel, frozenset[Verdict], KernelContract]] = [
+        *(("correct attention", check, right, good, plain) for check in forward),
+        *(("zeros", check, zeros, bad, plain) for check in forward if check != "selftest"),
+        ("correct attention", "backward", right, good, trained),
+        ("no gradient for V", "backward", wrong_gradient, bad, trained),
+        ("mean of the values", "value", mean_of_values, bad, plain),
+        ("the first key is lost", "value", drops_first_key, bad, plain),
+        ("the future is visible", "poison", sees_the_future, bad, plain),
+        ("the scale is 2 % too large", "value", wrong_scale, bad, plain),
+    ]
+    for name, check, fn, expected, contract in cases:
         measure: Callable[[], Measured] = partial(
-            measure_kernel, check, fn, contract, max_length=2048, seed=seed, device=device
+            measure_kernel, check, fn, contract, max_length=1024, seed=seed, device=device
         )
         yield Control(surface="kernel", name=name, check=check, expected=expected, measure=measure)

@@ -9,15 +9,22 @@ from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks.model_session import ModelSession, open_session
 from pytest_attnaccept.controls import Control
 from pytest_attnaccept.measurement import Measured
+from pytest_attnaccept.protocol import MODEL_STATE
 from pytest_attnaccept.registry import Registry, check_knobs
+from pytest_attnaccept.state.model_level import measure_model_state
 from pytest_attnaccept.taxonomy import Verdict
 
 __all__ = ["MODEL", "controls"]
 
 MODEL = "toy-gqa"
+# What a window that the model was not trained with breaks, declared exact or not.
+_BY_WINDOW = ("divergence", "perplexity", "equality", "chunked", "prefix", "batch", "reuse", "preempt")
 _PARAMS: Mapping[str, Mapping[str, object]] = {
     "footprint": {"tier": 1},
     "needle-1x": {"contexts": 60, "questions_per_context": 4},
+    "divergence": {"documents": 60, "tier": 0.5},
+    "perplexity": {"documents": 60, "tier": 0.5},
+    "equality": {"documents": 4, "tier": 0.5},
 }
 
 
@@ -38,6 +45,7 @@ def controls(seed: int, device: str) -> Iterator[Control]:
         ("a window without the needles", "needle-1x", "sliding_window", {"window": 64}, False, bad),
         ("2-bit keys and values", "needle-1x", "kv2", {}, False, bad),
         ("h2o that never ran", "footprint", "h2o", {"kv_budget": 0.25}, True, bad),
+        *(("a window of eight tokens", check, "sliding_window", {"window": 8}, False, bad) for check in _BY_WINDOW),
     )
     for name, check, method, knobs, does_nothing, expected in cases:
         yield Control(
@@ -54,6 +62,10 @@ def _measure(
 ) -> Measured:
     session = _session(method, knobs, seed, device, does_nothing=does_nothing)
     try:
+        if check in MODEL_STATE:
+            with session.candidate.running():
+                around = session.candidate.around
+                return measure_model_state(check, session.candidate.model, seed=seed, device=device, cache=around.cache)
         return session.measure(check, dict(_PARAMS[check]))
     finally:
         session.close()

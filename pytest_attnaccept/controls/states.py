@@ -81,6 +81,39 @@ class TruncatesOneTooFew(ListCache):
         super().truncate(seq, length + 1)
 
 
+class LosesTheFirstKeyAtAPageEdge(ListCache):
+    """Mistake: when the last page is full, the oldest key is not attended."""
+
+    def attend(self, seq: int, queries: Tensor) -> Tensor:
+        """Attend without the first key at multiples of four tokens."""
+        k, v = self._kv[seq]
+        if k.shape[1] % 4 or k.shape[1] <= queries.shape[1]:
+            return super().attend(seq, queries)
+        self._kv[seq] = (k[:, 1:], v[:, 1:])
+        try:
+            return super().attend(seq, queries)
+        finally:
+            self._kv[seq] = (k, v)
+
+
+class RefusesTooEarly(ListCache):
+    """Mistake: MemoryError although the pool has room."""
+
+    def append(self, seq: int, keys: Tensor, values: Tensor) -> None:
+        """Refuse a sequence of more than 64 tokens."""
+        held = self._kv[seq][0].shape[1] if seq in self._kv else 0
+        if held + keys.shape[1] > 64:
+            raise MemoryError("no page left")
+        super().append(seq, keys, values)
+
+
+class RemembersFreed(ListCache):
+    """Mistake: a freed sequence comes back when its number is used again."""
+
+    def free(self, seq: int) -> None:
+        """Keep everything."""
+
+
 class PrefixStore:
     """Rows by whole prefix and identity, compared in full."""
 
@@ -114,6 +147,39 @@ class IgnoresIdentity(PrefixStore):
     identified = False
 
 
+class SumsTokens(PrefixStore):
+    """Mistake: the key is a hash that other token lists share."""
+
+    def _key(self, tokens: list[int], identity: Mapping[str, Any]) -> object:
+        return (sum(tokens), len(tokens), super()._key([], identity))
+
+
+class IgnoresPartialBlocks(PrefixStore):
+    """Mistake: what stands in a block that is not full does not count."""
+
+    def _key(self, tokens: list[int], identity: Mapping[str, Any]) -> object:
+        return (tuple(tokens[: len(tokens) // 4 * 4]), len(tokens), super()._key([], identity))
+
+
+class SwapsRows(PrefixStore):
+    """Mistake: the rows of two tokens are exchanged."""
+
+    def fetch(self, tokens: list[int], length: int, identity: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the rows in the wrong order."""
+        keys, values = super().fetch(tokens, length, identity)
+        return keys.flip(1), values.flip(1)
+
+
+class EvictsHalf(PrefixStore):
+    """Mistake: after an eviction the entry still matches, and its rows are gone."""
+
+    def evict(self, tokens: list[int]) -> None:
+        """Zero the rows and keep the entries."""
+        for who, (keys, values) in self._rows.items():
+            if isinstance(who, tuple) and who[0] == tuple(tokens):
+                self._rows[who] = (torch.zeros_like(keys), torch.zeros_like(values))
+
+
 def _target(tokens: Tensor) -> Tensor:
     """Return logits (vocab,) that depend on the last two tokens."""
     last = int(tokens[-1]) * 7 + (int(tokens[-2]) if tokens.numel() > 1 else 0) * 3
@@ -139,6 +205,41 @@ def too_hot(prompt: Tensor, max_new_tokens: int, temperature: float, seed: int) 
     return samples(prompt, max_new_tokens, temperature, seed, heat=1.5)
 
 
+def second_best(prompt: Tensor, max_new_tokens: int, temperature: float, seed: int) -> Tensor:
+    """Mistake: greedy decoding takes the second best token."""
+    if temperature > 0:
+        return samples(prompt, max_new_tokens, temperature, seed)
+    tokens = prompt
+    for _ in range(max_new_tokens):
+        tokens = torch.cat([tokens, _target(tokens).topk(2).indices[1:]])
+    return tokens[prompt.numel() :]
+
+
+def ignores_the_seed(prompt: Tensor, max_new_tokens: int, temperature: float, seed: int) -> Tensor:
+    """Mistake: every seed gives the same sample."""
+    del seed
+    return samples(prompt, max_new_tokens, temperature, 0)
+
+
+class Remembers:
+    """Mistake: what was decoded before changes what is decoded next."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, prompt: Tensor, max_new_tokens: int, temperature: float, seed: int) -> Tensor:
+        """Decode; every second request is rotated by one token."""
+        self._calls += 1
+        tokens = samples(prompt, max_new_tokens, temperature, seed)
+        return tokens if self._calls % 2 else (tokens + 1) % 8
+
+
+def boasts(prompt: Tensor, max_new_tokens: int, temperature: float, seed: int) -> tuple[Tensor, dict[str, object]]:
+    """Mistake: reports more accepted tokens than it returned."""
+    tokens = samples(prompt, max_new_tokens, temperature, seed)
+    return tokens, {"target_calls": 3, "accepted": [max_new_tokens] * 3}
+
+
 def controls(seed: int, device: str) -> Iterator[Control]:
     """Yield the controls of the surfaces ``cache``, ``prefix_cache`` and ``decoder``; they run on the CPU whatever the device."""
     del device
@@ -151,14 +252,22 @@ def controls(seed: int, device: str) -> Iterator[Control]:
         ("correct cache", "programs", ListCache, good),
         ("the child writes into the parent", "fork", SharesAfterFork, bad),
         ("one rejected token stays", "rollback", TruncatesOneTooFew, bad),
+        ("a key is lost at a page edge", "edges", LosesTheFirstKeyAtAPageEdge, bad),
+        ("a key is lost at a page edge", "programs", LosesTheFirstKeyAtAPageEdge, bad),
+        ("memory is refused too early", "pressure", RefusesTooEarly, bad),
+        ("a freed sequence comes back", "reuse", RemembersFreed, bad),
     )
     for name, check, factory, expected in caches:
-        measure = partial(measure_cache, check, factory, contract, seed=seed, device="cpu", programs=30)
+        measure = partial(measure_cache, check, factory, contract, seed=seed, device="cpu", programs=20)
         yield Control(surface="cache", name=name, check=check, expected=expected, measure=measure)
-    prefix = make_prefix_contract()
+    prefix = make_prefix_contract(block_size=4)
     for name, check, store, expected in (
         ("correct prefix cache", "identity", PrefixStore, good),
         ("another tenant's prefix is shared", "identity", IgnoresIdentity, bad),
+        ("rows are exchanged", "programs", SwapsRows, bad),
+        ("equal sums share", "collisions", SumsTokens, bad),
+        ("partial blocks share", "blocks", IgnoresPartialBlocks, bad),
+        ("an evicted entry matches", "eviction", EvictsHalf, bad),
     ):
         run = partial(measure_prefix_cache, check, store, prefix, seed=seed, device="cpu", programs=30)
         yield Control(surface="prefix_cache", name=name, check=check, expected=expected, measure=run)
@@ -167,6 +276,10 @@ def controls(seed: int, device: str) -> Iterator[Control]:
         ("correct decoder", "greedy", samples, good),
         ("correct decoder", "distribution", samples, good),
         ("sampled at another temperature", "distribution", too_hot, bad),
+        ("the second best token", "greedy", second_best, bad),
+        ("the seed is ignored", "seeds", ignores_the_seed, bad),
+        ("requests change each other", "state", Remembers(), bad),
+        ("an impossible report", "steps", boasts, bad),
     ):
         decode = partial(measure_decoder, check, candidate, _target, decoder, seed=seed, device="cpu", profile="smoke")
         yield Control(surface="decoder", name=name, check=check, expected=expected, measure=decode)
