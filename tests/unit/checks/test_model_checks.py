@@ -15,7 +15,7 @@ from pytest_attnaccept.checks.model_data import batches, documents, encode, spli
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.loading import LoadedModel, load
 from pytest_attnaccept.engines.memo import baseline_memo
-from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.engines.specs import EMBEDDED, embedded_path, parse_spec
 from pytest_attnaccept.errors import CandidateError, ContractError, EngineError, UnknownNameError
 from pytest_attnaccept.measurement import Threshold
 from pytest_attnaccept.registry import Registry, check_knobs
@@ -147,7 +147,9 @@ def test_an_identity_setting_that_changes_something_fails(toy):
 def test_a_model_that_cannot_be_continued_is_refused(toy, monkeypatch):
     from pytest_attnaccept.checks import model_evidence
 
-    monkeypatch.setattr(model_evidence, "teacher_forced", lambda *args: torch.full((1, 15, toy.model.config.vocab_size), 99.0))
+    monkeypatch.setattr(
+        model_evidence, "teacher_forced", lambda *args: torch.full((1, 15, toy.model.config.vocab_size), 99.0)
+    )
     with session(toy, ("kv8", {})) as opened, pytest.raises(EngineError, match="cannot be measured through its cache"):
         opened.measure("perplexity", {"documents": 2})
 
@@ -374,8 +376,6 @@ def test_another_tokenizer_scores_the_same_text_and_shows_no_divergence(toy):
     """Another architecture may tokenize differently: sums per document stay comparable, distributions do not."""
     from transformers import PreTrainedTokenizerFast
 
-    from pytest_attnaccept.engines.specs import embedded_path
-
     other = PreTrainedTokenizerFast(tokenizer_file=str(embedded_path("toy-gqa") / "tokenizer.json"))
     other.add_tokens(["zebra-crossing"])
     assert other.backend_tokenizer.to_str() != toy.tokenizer.backend_tokenizer.to_str()
@@ -433,3 +433,45 @@ def test_shared_results_do_not_cross_models_with_equal_weights(toy):
         with open_session(baseline=Candidate(model, tokenizer=toy.tokenizer), stack=stack(("kv8", {}))) as opened:
             levels.append(opened.measure("perplexity", {"documents": 3}).gates[0].base_level)
     assert levels[1] > 1.05 * levels[0]
+
+
+def _shipped():
+    # That all five are there is a test of the models themselves; here every one that is there must be measurable.
+    found = []
+    for name in EMBEDDED:
+        try:
+            embedded_path(name)
+        except EngineError:
+            continue
+        found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("name", _shipped())
+def test_every_embedded_model_is_measured_through_its_cache(name):
+    loaded = load(parse_spec(name))
+    recurrent = name in ("toy-linear", "toy-mamba")
+    members = stack(("kv8", {}), ("streaming_llm", {"kv_budget": 0.5}))
+    if name == "toy-mamba":
+        with pytest.raises(EngineError, match="no full-attention K/V layer"):
+            open_session(baseline=loaded, stack=members)
+        return
+    with open_session(baseline=loaded, stack=members) as opened:
+        footprint = opened.measure("footprint", {"tokens": 96, "patterns": ["one-shot", "chunk-32"]})
+        assert footprint.refusals == ()
+        assert all(gate.value <= gate.limit for gate in footprint.gates)
+        assert all(
+            gate.value <= gate.limit for gate in opened.measure("identity", {"tokens": 96, "documents": 1}).gates
+        )
+        asked = opened.measure("needle-0.5x", {"contexts": 4, "questions_per_context": 2}).gates[0]
+    assert asked.base_mean > 0.5 or recurrent
+
+
+@pytest.mark.parametrize("name", [name for name in _shipped() if name != "toy-gqa"])
+def test_an_embedded_model_can_replace_another_as_a_candidate(toy, name):
+    with open_session(candidate=name, baseline=toy, stack=stack(("checkpoint_conversion", {}))) as opened:
+        text = opened.measure("perplexity", {"documents": 4, "continuation": 32})
+        asked = opened.measure("needle-0.5x", {"contexts": 4})
+    assert text.refusals == asked.refusals == ()
+    # All of them were trained on this text: none may be lost in it, which a wrong cache keyword or position would be.
+    assert facts(text)["ppl_candidate"] < 3 * facts(text)["ppl_baseline"]
