@@ -19,10 +19,11 @@ from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.kernel.call import AttentionCall
 from pytest_attnaccept.kernel.cases import Case, with_keys
 from pytest_attnaccept.kernel.guard import Violation
+from pytest_attnaccept.kernel.judge import CONTROLS
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, mantissa_bits, ulp
 from pytest_attnaccept.kernel.reference import Semantics, key_limits, score, semantics_of
-from pytest_attnaccept.kernel.session import CONTROLS, NotApplicable, Session
+from pytest_attnaccept.kernel.session import NotApplicable, Session
 from pytest_attnaccept.kernel.statistics import Stat, bound
 
 __all__ = ["check_backward", "exact_gradients"]

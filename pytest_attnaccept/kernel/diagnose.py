@@ -20,8 +20,9 @@ from pytest_attnaccept.kernel.cases import CaseSpec, build_case
 from pytest_attnaccept.kernel.contract import KernelContract
 from pytest_attnaccept.kernel.guard import Violation
 from pytest_attnaccept.kernel.hypotheses import alternatives, subset_of
+from pytest_attnaccept.kernel.judge import Judged, judge_output
 from pytest_attnaccept.kernel.plans import Planner
-from pytest_attnaccept.kernel.session import Judged, Session, judge_output
+from pytest_attnaccept.kernel.session import Session
 from pytest_attnaccept.kernel.statistics import Stat, bound
 
 __all__ = ["describe", "describe_pairs", "shrink", "snippet", "telling"]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.kernel.call import AttentionCall
+from pytest_attnaccept.kernel.judge import Judged
 from pytest_attnaccept.kernel.precision import precision_of
 from pytest_attnaccept.kernel.reference import Semantics, blocks, reference_rows, semantics_of, with_semantics
-from pytest_attnaccept.kernel.session import Judged
 
 __all__ = ["Subset", "alternatives", "subset_of"]
 

@@ -20,10 +20,11 @@ from torch import Tensor
 from pytest_attnaccept.kernel.cases import Case, CaseSpec, poison_value, with_keys
 from pytest_attnaccept.kernel.emulate import Habit, attend
 from pytest_attnaccept.kernel.guard import Output, bits
+from pytest_attnaccept.kernel.judge import CONTROLS
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.precision import as_dtype, put
 from pytest_attnaccept.kernel.reference import key_limits, semantics_of
-from pytest_attnaccept.kernel.session import CONTROLS, NotApplicable, Session
+from pytest_attnaccept.kernel.session import NotApplicable, Session
 
 __all__ = ["check_poison", "poison_positions", "same_layout"]
 

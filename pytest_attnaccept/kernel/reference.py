@@ -176,7 +176,9 @@ def gather_keys(call: AttentionCall, what: Semantics, low: int, high: int) -> tu
         size = call.k.shape[1]
         pages = call.block_table[:, low // size : -(-high // size)].to(call.k.device)
         skip = low - low // size * size
-        k, v = (take(pool, pages).flatten(1, 2)[:, skip : skip + high - low].transpose(1, 2) for pool in (call.k, call.v))
+        k, v = (
+            take(pool, pages).flatten(1, 2)[:, skip : skip + high - low].transpose(1, 2) for pool in (call.k, call.v)
+        )
     valid = (torch.arange(low, high, device=k.device)[None, :] < what.lengths[:, None])[:, None, :, None]
     k = torch.where(valid, k.double() * what.k_factor, 0.0)
     v = torch.where(valid, v.double() * what.v_factor, 0.0)

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from pytest_attnaccept.kernel.cases import Case, with_keys
 from pytest_attnaccept.kernel.guard import Output
+from pytest_attnaccept.kernel.judge import Judged
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.poison import same_layout
 from pytest_attnaccept.kernel.precision import effective_dtype, put, take, ulp
-from pytest_attnaccept.kernel.session import Judged, Session
+from pytest_attnaccept.kernel.session import Session
 from pytest_attnaccept.kernel.statistics import Stat, bound
 from pytest_attnaccept.measurement import Fact
 

@@ -21,13 +21,14 @@ from pytest_attnaccept.kernel.checks_value import check_inputs, check_long, chec
 from pytest_attnaccept.kernel.contract import KernelContract, make_contract
 from pytest_attnaccept.kernel.diagnose import describe, describe_pairs, shrink, snippet, telling
 from pytest_attnaccept.kernel.guard import Guard, Violation
+from pytest_attnaccept.kernel.judge import Judged
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.poison import check_poison
 from pytest_attnaccept.kernel.relations import check_relations
 from pytest_attnaccept.kernel.repeat import check_repeat
 from pytest_attnaccept.kernel.sdpa import adapt
 from pytest_attnaccept.kernel.selftest import check_selftest
-from pytest_attnaccept.kernel.session import EnoughFailures, Judged, NotApplicable, Session
+from pytest_attnaccept.kernel.session import EnoughFailures, NotApplicable, Session
 from pytest_attnaccept.measurement import Measured, Refusal
 from pytest_attnaccept.taxonomy import Verdict
 

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pytest_attnaccept.kernel.cases import Case
 from pytest_attnaccept.kernel.emulate import Habit, attend
 from pytest_attnaccept.kernel.guard import Output
+from pytest_attnaccept.kernel.judge import exact_rows, judge_output
 from pytest_attnaccept.kernel.mutants import mutants_for
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.reference import Rows
-from pytest_attnaccept.kernel.session import Session, exact_rows, judge_output
+from pytest_attnaccept.kernel.session import Session
 from pytest_attnaccept.kernel.statistics import Stat
 from pytest_attnaccept.measurement import Fact
 

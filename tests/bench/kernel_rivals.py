@@ -25,8 +25,8 @@ from pytest_attnaccept.kernel.cases import CaseSpec, build_case
 from pytest_attnaccept.kernel.contract import make_contract
 from pytest_attnaccept.kernel.emulate import Habit, attend
 from pytest_attnaccept.kernel.guard import Output
+from pytest_attnaccept.kernel.judge import exact_rows, judge_output
 from pytest_attnaccept.kernel.mutants import mutants_for
-from pytest_attnaccept.kernel.session import exact_rows, judge_output
 
 Criterion = Callable[[Tensor, Tensor, Tensor], bool]
 

@@ -11,9 +11,9 @@ from pytest_attnaccept.kernel.cases import CaseSpec, build_case
 from pytest_attnaccept.kernel.contract import make_contract
 from pytest_attnaccept.kernel.emulate import Habit, attend
 from pytest_attnaccept.kernel.guard import Output
+from pytest_attnaccept.kernel.judge import judge_output
 from pytest_attnaccept.kernel.precision import effective_dtype, ulp
 from pytest_attnaccept.kernel.run import measure_kernel
-from pytest_attnaccept.kernel.session import judge_output
 from pytest_attnaccept.kernel.statistics import bound
 
 HEADS = {"q_heads": 4, "kv_heads": 2, "head_dim": 64}
