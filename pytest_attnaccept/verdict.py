@@ -128,7 +128,13 @@ def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, 
         if not all(math.isfinite(x) for x in losses):
             return _not_finite(gate.name, limit)
         result = paired_scores(
-            losses, limit.max, base_mean=gate.base_mean, chance=gate.chance, alpha_pass=at_pass, alpha_fail=at_fail
+            losses,
+            limit.max,
+            base_mean=gate.base_mean,
+            chance=gate.chance,
+            alpha_pass=at_pass,
+            alpha_fail=at_fail,
+            clusters=gate.n_items > len(losses),
         )
         discordant = f"{gate.discordant} of {gate.n_items} answers differ"
     text = (
