@@ -54,7 +54,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
             gap = largest_difference(base, cand)
             bound = max(bound, rounding_bound(base))
             flips += _real_flips(base, cand, bound)
-            if not gap <= worst:
+            if worst == worst and not gap <= worst:  # NaN stays
                 worst, place = (
                     gap,
                     f"document {number}, position {int((base - cand).abs().amax(-1).argmax())} after the context",
@@ -81,7 +81,7 @@ def _both(session: ModelSession, row: Tensor, context: int, name: str, step: int
     results: list[Tensor] = []
     for side in (session.baseline, session.candidate):
         with side.running():
-            results.append(teacher_forced(side, row, context, pattern_of(session, side, name, step)).float().cpu())
+            results.append(teacher_forced(side, row, context, pattern_of(session, side, name, step)).cpu())
     return results[0], results[1]
 
 

@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import context_tokens, documents
-from pytest_attnaccept.checks.model_evidence import longest_context, not_evidence, pattern_of, soundness_fact
+from pytest_attnaccept.checks.model_evidence import (
+    indistinguishable,
+    longest_context,
+    not_evidence,
+    pattern_of,
+    soundness_fact,
+)
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_storage import (
     Moment,
@@ -126,7 +131,7 @@ def _identical(session: ModelSession, row: Tensor, context: int, step: int) -> b
     for side in (session.baseline, session.candidate):
         with side.running():
             logits.append(teacher_forced(side, row, context, pattern_of(session, side, "one-shot", step)))
-    return logits[0].shape == logits[1].shape and torch.equal(*logits)
+    return logits[0].shape == logits[1].shape and indistinguishable(session, logits[0], logits[1])
 
 
 def _facts(

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import context_tokens, documents
 from pytest_attnaccept.checks.model_evidence import (
     ROUNDING_ORIGIN,
+    indistinguishable,
     largest_difference,
     not_evidence,
     pattern_of,
@@ -66,7 +66,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
         name="removal", value=largest_difference(before[worst], after[worst]), limit=0.0, unit="logit", where=worst,
         origin="derived: the same code on the same input is deterministic", seems="something stayed behind",
     ))  # fmt: skip
-    identical = session.identity is not None and torch.equal(acting, before[names[0]])
+    identical = session.identity is not None and indistinguishable(session, acting, before[names[0]])
     # Here the identity setting is what is measured: that the knobs are not reached at this length does not matter.
     hollow = [
         r for r in not_evidence(session, length, identical=identical, params=given) if r.verdict is Verdict.INVALID
@@ -108,7 +108,7 @@ def _identity_gates(
         base = _logits(session, session.baseline, row, context, name, step)
         gap = largest_difference(base, _logits(session, session.identity, row, context, name, step))
         bound = max(bound, rounding_bound(base))
-        if not gap <= worst:
+        if worst == worst and not gap <= worst:  # NaN stays
             worst, place = gap, f"document {number}"
     return [Threshold(
         name=f"identity_setting[{name}]", value=worst, limit=bound, unit="logit", n=len(rows) * continuation,

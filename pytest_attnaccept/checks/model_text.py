@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import Documents, batches, context_tokens, documents, encode, to_row
-from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.model_evidence import indistinguishable, pattern_of
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.fingerprints import tokenizer_digest
 from pytest_attnaccept.engines.memo import baseline_memo
@@ -28,7 +28,7 @@ __all__ = ["DEFAULTS", "PatternScores", "TextPass", "text_pass"]
 DEFAULTS: Mapping[str, object] = {
     "documents": 20,  # independent clusters
     "tier": 1.0,  # length of a document, in trained lengths
-    "max_tokens": 4096,  # cap of that length
+    "max_tokens": None,  # cap of that length
     "tokens": None,  # length in tokens, instead of tier and cap
     "continuation": 64,  # scored tokens at the end of each document
     "step": 8,  # tokens per call in the continuation: what a call adds is seen uncompressed by that call only
@@ -103,7 +103,7 @@ def _scored(session: ModelSession, data: Documents, name: str, step: int, *, sha
             found[group[0]] = (base_nll[0], cand_nll, torch.zeros(0), torch.zeros(0))
             continue
         cand = _log_probabilities(session, session.candidate, rows, context, theirs).to(base.device)
-        identical = identical and torch.equal(base, cand)
+        identical = identical and indistinguishable(session, base, cand)
         scores = (base_nll, _nll(cand, rows[:, context:]), *_divergence(base, cand))
         found.update({number: tuple(part[at] for part in scores) for at, number in enumerate(group)})  # type: ignore[misc]
     columns = tuple(zip(*(found[number] for number in range(len(data.rows))), strict=True))
