@@ -454,7 +454,7 @@ def test_every_embedded_model_is_measured_through_its_cache(name):
     members = stack(("kv8", {}), ("streaming_llm", {"kv_budget": 0.5}))
     if name == "toy-mamba":
         with pytest.raises(EngineError, match="no full-attention K/V layer"):
-            open_session(baseline=loaded, stack=members)
+            open_session(baseline=loaded, stack=members).measure("footprint", {"tokens": 96})
         return
     with open_session(baseline=loaded, stack=members) as opened:
         footprint = opened.measure("footprint", {"tokens": 96, "patterns": ["one-shot", "chunk-32"]})
