@@ -88,7 +88,7 @@ def table(rows: list[dict[str, Any]], header: dict[str, Any]) -> str:
     lines = [
         "# SmolLM2-135M through its cache",
         "",
-        *(f"- {key}: {value}" for key, value in header.items()),
+        *(f"- {key}: {'; '.join(value) if isinstance(value, list) else value}" for key, value in header.items()),
         "",
         "PPL: WikiText-2, one window per article. Needle: answered by the candidate / by the baseline, one question per",
         "context. NLL: mean over answer tokens at 1024 tokens. The verdict in brackets is the gate's, under `longctx` limits",
@@ -159,7 +159,10 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    shown = [Path(sys.argv[0]).name, options.wikitext.name, *sys.argv[2:]]
+    given = sys.argv[2:]
+    if "--out" in given:  # a folder of this machine says nothing about the numbers
+        del given[given.index("--out") : given.index("--out") + 2]
+    shown = [Path(sys.argv[0]).name, options.wikitext.name, *(Path(word).name for word in given)]
     header = {
         "commit": commit, "seed": options.seed, "command": f"python tests/bench/{' '.join(shown)}",
         "documents": options.documents, "contexts": f"{options.contexts[0]} at 1024, {options.contexts[1]} at 2048 tokens",
