@@ -81,8 +81,8 @@ def draw_values(family: str, draw: Draw) -> Values:
     variant = draw.variant
     width = (draw.scale * math.sqrt(variant.head_dim)) ** -0.5
     values = Values(
-        q=draw.normal(draw.batch, variant.q_heads, draw.q_len, variant.head_dim) * width,
-        k=draw.normal(draw.batch, variant.kv_heads, draw.kv_len, variant.head_dim) * width,
+        q=draw.normal(draw.batch, variant.q_heads, draw.q_len, variant.head_dim).mul_(width),
+        k=draw.normal(draw.batch, variant.kv_heads, draw.kv_len, variant.head_dim).mul_(width),
         v=draw.normal(draw.batch, variant.kv_heads, draw.kv_len, variant.v_head_dim),
     )
     FAMILIES[family](draw, values)

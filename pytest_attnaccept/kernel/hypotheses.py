@@ -188,7 +188,7 @@ def subset_of(judged: Judged, batch: int, head: int, row: int) -> Subset | None:
     values: list[Tensor] = []
     for block in blocks(call, what, index):
         scores.append(block.s[batch, head, 0])
-        values.append(block.v[batch, head])
+        values.append(block.v[batch, int(what.head_map[head])])
     if not scores:
         return None
     s, v = torch.cat(scores), torch.cat(values)

@@ -60,7 +60,7 @@ class Judged:
 
 def row_limit(kv_len: int, batch: int) -> int:
     """Return how many query rows are compared: 64 up to 16384 keys, 16 above, shared by the batch but never below 16."""
-    return max(16, (64 if kv_len <= 16384 else 32) // batch)
+    return max(16, (64 if kv_len <= 16384 else 16) // batch)
 
 
 def farthest_key(judged: Judged) -> int:

@@ -76,7 +76,7 @@ class Block(NamedTuple):
     t
         Same shape, derivative of the score with respect to ln(scale).
     v
-        ``(batch, q_heads, n, v_head_dim)`` float64 (a view per KV head).
+        ``(batch, kv_heads, n, v_head_dim)`` float64.
     k_norm
         ``(batch, q_heads, 1, n)`` float64, Euclidean length of each key.
     """
@@ -221,25 +221,28 @@ def blocks(call: AttentionCall, what: Semantics, index: Tensor) -> Iterator[Bloc
     for start in range(begin, end, step):
         stop = min(start + step, end)
         k, v = gather_keys(call, what, start, stop)
-        raw = _per_head(q, k, what.head_map)
+        raw = per_head(q, k.transpose(-1, -2), what.head_map)
         keys = torch.arange(start, stop, device=q.device)
         seen = (keys >= low[:, :, None]) & (keys < high[:, :, None])
         distance = (keys - position[:, :, None])[:, None]
         s, t = score(raw, what, distance)
         s = s.masked_fill(~seen[:, None], -torch.inf)
-        yield Block(start, stop, s, t, v[:, what.head_map], k.norm(dim=-1)[:, what.head_map, None, :])
+        yield Block(start, stop, s, t, v, k.norm(dim=-1)[:, what.head_map, None, :])
 
 
-def _per_head(q: Tensor, k: Tensor, head_map: Tensor) -> Tensor:
-    """Return ``q @ k^T`` per query head; the group of a KV head is one product when the map is the usual one."""
-    batch, q_heads, rows, dim = q.shape
-    kv_heads = k.shape[1]
+def per_head(left: Tensor, right: Tensor, head_map: Tensor) -> Tensor:
+    """Multiply ``left (batch, q_heads, rows, m)`` by ``right (batch, kv_heads, m, n)`` of each head's KV head.
+
+    With the usual map the rows of a group are folded into one product, so that nothing is repeated over the group.
+    """
+    batch, q_heads, rows, inner = left.shape
+    kv_heads = right.shape[1]
     group = q_heads // kv_heads
-    usual = torch.arange(q_heads, device=q.device) // max(group, 1)
+    usual = torch.arange(q_heads, device=left.device) // max(group, 1)
     if group * kv_heads == q_heads and torch.equal(usual, head_map):
-        folded = q.reshape(batch, kv_heads, group * rows, dim) @ k.transpose(-1, -2)
-        return folded.reshape(batch, q_heads, rows, k.shape[2])
-    return q @ k[:, head_map].transpose(-1, -2)
+        folded = left.reshape(batch, kv_heads, group * rows, inner) @ right
+        return folded.reshape(batch, q_heads, rows, right.shape[3])
+    return left @ right[:, head_map]
 
 
 def reference_rows(call: AttentionCall, what: Semantics, index: Tensor, precision: Precision) -> Rows:
@@ -252,23 +255,24 @@ def reference_rows(call: AttentionCall, what: Semantics, index: Tensor, precisio
     out, pv2, sv, s2v2, s2v = (new(wide) for _ in range(5))
     weight2, s2, tbar, noise, v2 = new(shape), new(shape), new(shape), new(shape), new(wide)
     for block in blocks(call, what, index):
-        p = torch.exp(block.s - lse[..., None]).nan_to_num(0.0)
-        squares = block.v.square()
-        p2 = p.square()
-        out += p @ block.v
-        pv2 += p2 @ squares
-        weight2 += p2.sum(-1)
-        pt = p * block.t
-        sv += pt @ block.v
-        tbar += pt.sum(-1)
+        p = torch.exp(block.s - lse[..., None]).nan_to_num_(0.0)
+        out += per_head(p, block.v, what.head_map)
+        weight2 += p.square().sum(-1)
+        tbar += (p * block.t).sum(-1)
+        # Variances and directions need no more than float32.
+        values, weights = block.v.float(), p.float()
+        squares, p2 = values.square(), weights.square()
+        pv2 += per_head(p2, squares, what.head_map)
+        sv += per_head(weights * block.t.float(), values, what.head_map)
         if precision.p_floor:
-            v2 += torch.isfinite(block.s).double() @ squares
+            v2 += per_head(torch.isfinite(block.s).float(), squares, what.head_map)
         if precision.scores_matter or largest > 100.0:
             rounding = score_variance(call, what, precision, block, index)
             noise += (p * rounding).sum(-1)
-            s2 += (p2 * rounding).sum(-1)
-            s2v += (p2 * rounding) @ block.v
-            s2v2 += (p2 * rounding) @ squares
+            weighted = p.square() * rounding
+            s2 += weighted.sum(-1)
+            s2v += per_head(weighted, block.v, what.head_map)
+            s2v2 += per_head(weighted, block.v.square(), what.head_map)
     low, high = key_limits(what, index)
     return Rows(
         index=index,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pytest_attnaccept.kernel.call import AttentionCall
 from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, Precision, take, ulp
-from pytest_attnaccept.kernel.reference import Rows, Semantics, blocks, key_limits, score, score_variance
+from pytest_attnaccept.kernel.reference import Rows, Semantics, blocks, key_limits, per_head, score, score_variance
 
 __all__ = [
     "Deviation",
@@ -166,10 +166,10 @@ def key_scan(
     c2 = precision.p_relative**2
     for block in blocks(call, what, rows.index):
         p = torch.exp(block.s - rows.lse[..., None]).nan_to_num(0.0).float() * diffuse[..., None]
-        v = block.v.float()
-        products = stacked @ v.transpose(-1, -2)
+        v = block.v.float().transpose(-1, -2)
+        products = per_head(stacked, v, what.head_map)
         ev, ov, sv = (products[:, :, at * count : (at + 1) * count] for at in range(3))
-        spread = (narrow @ v.square().transpose(-1, -2) - 2.0 * ov + oo).clamp_min(0.0)
+        spread = (per_head(narrow, v.square(), what.head_map) - 2.0 * ov + oo).clamp_min(0.0)
         part = slice(block.low - first, block.high - first)
         filtered[:, :, part] = (p * (ev - eo)).sum(2, dtype=torch.float64)
         p2 = p.square()
