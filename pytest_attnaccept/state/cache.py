@@ -34,9 +34,8 @@ _NEEDS = {"fork": "fork", "reuse": "free", "rollback": "truncate"}
 _STOP_AFTER = 3
 # Filling a pool of more elements than this costs seconds and memory without another edge being reached.
 _MAX_POOL_ELEMENTS = 2**25
-# At least this share of the controls (last token replaced) must be visible: loud tokens hide some of them, while a
-# comparison that is blind sees none.
-_MIN_CONTROL_SHARE = 0.5
+# At least this share of the controls (the token aimed at replaced) must be visible; a blind comparison sees none.
+_MIN_CONTROL_SHARE = 0.8
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from pytest_attnaccept.errors import AcceptanceFailure, CandidateError
 from pytest_attnaccept.state.cache_contract import CacheContract, CacheFactory
-from pytest_attnaccept.state.cache_reference import Attended, Bank, View, aimed_queries, attend64
+from pytest_attnaccept.state.cache_reference import Attended, Bank, View, aimed_queries, attend64, visible
 from pytest_attnaccept.state.token_model import Op, TokenModel
 
 __all__ = ["Broken", "CacheReplay", "Observation", "run_program"]
@@ -147,6 +147,14 @@ class CacheReplay:
             getattr(self._cache, op.name)(op.seq, op.arg)
 
     def _attend(self, op: Op, index: int) -> Broken | None:
+        # Few heads aim at few tokens per call: they ask more often.
+        for _ in range(max(1, 3 // self.contract.q_heads)):
+            broken = self._attend_once(op, index)
+            if broken is not None:
+                return broken
+        return None
+
+    def _attend_once(self, op: Op, index: int) -> Broken | None:
         tokens = self.model.sequences[op.seq].tokens
         count = self.model.queries(op)
         rng = np.random.default_rng([self._seed, 1, index, self.attended])
@@ -168,9 +176,12 @@ class CacheReplay:
 
     def expected(self, queries: torch.Tensor, tokens: Sequence[int], view: View | None = None) -> Attended:
         """Return the reference for `queries` as the last positions of `tokens`."""
-        view = view or View(window=self.contract.window, sinks=self.contract.sink_tokens)
+        view = view or self._view()
         keys, values = self.bank.rows(tokens)
         return attend64(queries, keys, values, view, self.contract.dtype)
+
+    def _view(self) -> View:
+        return View(window=self.contract.window, sinks=self.contract.sink_tokens)
 
     def _compare(self, seen: Observation, index: int) -> Broken | None:
         ratio = (seen.out - seen.want.out).abs() / seen.want.bound
@@ -189,10 +200,13 @@ class CacheReplay:
         return Broken(kind="value", step=index, text=text, ratio=worst, seen=seen)
 
     def _control(self, queries: torch.Tensor, tokens: Sequence[int], want: Attended) -> None:
-        # The comparison counts only if it would have seen the last token replaced by another one (rule 3.7).
-        if self.attended % 8 or not tokens:
+        # The comparison counts only if it would have seen the token aimed at replaced by another one (rule 3.7).
+        if self.attended % 8:
             return
-        other = self.expected(queries, [*tokens[:-1], self.model.next_token + 1])
+        scores = self.bank.rows(tokens)[0][-1].double() @ queries[-1, -1].double()
+        scores[~visible(1, len(tokens), self._view())[0]] = float("-inf")
+        place = int(scores.argmax())
+        other = self.expected(queries, [*tokens[:place], self.model.next_token + 1, *tokens[place + 1 :]])
         self.controls[1] += 1
         self.controls[0] += int(bool(((other.out - want.out).abs() > 2 * want.bound).any()))
 
