@@ -147,7 +147,7 @@ def nested(accept):
         (len, None),
         (eval("lambda accept: accept.model()"), None),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_surface_in_source(function: object, surface: Surface | None) -> None:
     assert surface_in_source(function) is surface  # type: ignore[arg-type]
