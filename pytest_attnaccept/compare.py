@@ -34,6 +34,9 @@ from pytest_attnaccept.verdict import Decision, decide
 
 __all__ = ["Comparison", "compare_logs", "compare_main", "measure_logs"]
 
+MOST_VOID = 0.02
+"""Share of items without a usable baseline answer up to which a PASS counts (policy: below the usual margins)."""
+
 _EXIT = {Verdict.PASS: 0, Verdict.FAIL: 1}
 
 
@@ -87,6 +90,7 @@ def measure_logs(
         refusals=(
             *(Refusal(verdict=Verdict.INVALID, reason=reason) for reason in (*blind, *_vacuous(pairs, method))),
             *_not_exact(pairs, method),
+            *_mostly_void(pairs),
         ),
         data_digest=hashlib.sha256(digests.encode()).hexdigest(),
     )
@@ -137,6 +141,21 @@ def _vacuous(pairs: Sequence[PairedLog], method: Method | None) -> list[str]:
         if pair.constant is not None and pair.constant < 1.0
     ]
     return reasons
+
+
+def _mostly_void(pairs: Sequence[PairedLog]) -> tuple[Refusal, ...]:
+    """Refuse to pass where many items have no usable baseline answer: the candidate's losses may be among them."""
+    return tuple(
+        Refusal(
+            verdict=Verdict.INCONCLUSIVE,
+            reason=(
+                f"{pair.name}: {pair.void} of {pair.void + pair.items} items have no usable baseline answer, more than"
+                f" {MOST_VOID:.0%}: run the baseline again"
+            ),
+        )
+        for pair in pairs
+        if pair.void > MOST_VOID * (pair.void + pair.items)
+    )
 
 
 def _not_exact(pairs: Sequence[PairedLog], method: Method | None) -> tuple[Refusal, ...]:

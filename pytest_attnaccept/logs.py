@@ -103,12 +103,12 @@ def _sample(path: Path, number: int, raw: bytes) -> SampleRow:
     where = f"{path}:{number}"
     try:
         entry = json.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise RecordError(f"{where}: is not JSON ({error}); was the log cut off?") from error
     if not isinstance(entry, dict) or ("doc" not in entry and "doc_hash" not in entry):
         raise RecordError(f"{where}: {_NOT_A_SAMPLE_LOG}")
     names = entry.get("metrics")
-    known = names if isinstance(names, list) else [k for k in entry if k not in _RESERVED]
+    known = [n for n in names if isinstance(n, str)] if isinstance(names, list) else [k for k in entry if k not in _RESERVED]
     values = {str(name): entry[name] for name in known if name in entry}
     doc = entry.get("doc")
     answers = entry.get("resps", entry.get("filtered_resps"))

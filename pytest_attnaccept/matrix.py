@@ -100,7 +100,10 @@ class Plan:
             if body["schema"] != PLAN_SCHEMA:
                 raise RecordError(f"{where}: plan schema {body['schema']!r}; this version reads {PLAN_SCHEMA}")
             items = tuple(PlannedItem(**{**i, "methods": tuple(i["methods"])}) for i in body["items"])
-            return cls(items=items, profile=body["profile"], claim=body.get("claim", ""))
+            plan = cls(items=items, profile=body["profile"], claim=body.get("claim", ""))
+            if body["digest"] != plan.digest():
+                raise RecordError(f"{where}: its items are not the ones it was written with (digest differs)")
+            return plan
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{where}: is not a plan of this package ({error})") from error
 

@@ -100,7 +100,10 @@ class Record:
             _check_types(body)
             body["methods"] = tuple(body["methods"])
             body["metrics"] = tuple(Metric(**m) for m in body["metrics"])
-            return cls(**body)
+            record = cls(**body)
+            if not record.verdict.blocks and any(Verdict(m.verdict).blocks for m in record.metrics):
+                raise RecordError(f"{where}: its verdict {record.verdict.value} contradicts its own metrics")
+            return record
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"{where}: is not a record of this package ({error})") from error
 

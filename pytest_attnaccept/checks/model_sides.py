@@ -23,6 +23,11 @@ def build_side(
     if _is_factory(given):
         given = _called(side, given)
     if isinstance(given, Candidate):
+        if given.generate_kwargs:
+            raise ContractError(
+                f"the {side} has generate_kwargs={dict(given.generate_kwargs)!r}, which no check of this version uses: what"
+                " they change would not be measured. Gate a changed decoding with accept.decoder(...)"
+            )
         inner = given.model if given.model is not None else fallback
         if inner is None:
             raise ContractError(

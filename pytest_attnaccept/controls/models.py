@@ -38,6 +38,7 @@ def _session(method: str, knobs: Mapping[str, object], seed: int, device: str, *
 def controls(seed: int, device: str) -> Iterator[Control]:
     """Yield the controls of the surface ``model``."""
     bad, good = frozenset({Verdict.FAIL, Verdict.INVALID}), frozenset({Verdict.PASS})
+    small: dict[str, object] = {"window": 8}
     cases: tuple[tuple[str, str, str, dict[str, object], bool, frozenset[Verdict]], ...] = (
         ("kv8", "footprint", "kv8", {}, False, good),
         ("kv8", "needle-1x", "kv8", {}, False, good),
@@ -45,7 +46,7 @@ def controls(seed: int, device: str) -> Iterator[Control]:
         ("a window without the needles", "needle-1x", "sliding_window", {"window": 64}, False, bad),
         ("2-bit keys and values", "needle-1x", "kv2", {}, False, bad),
         ("h2o that never ran", "footprint", "h2o", {"kv_budget": 0.25}, True, bad),
-        *(("a window of eight tokens", check, "sliding_window", {"window": 8}, False, bad) for check in _BY_WINDOW),
+        *(("a window of eight tokens", check, "sliding_window", small, False, bad) for check in _BY_WINDOW),
     )
     for name, check, method, knobs, does_nothing, expected in cases:
         yield Control(

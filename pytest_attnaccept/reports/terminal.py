@@ -28,14 +28,14 @@ def summary_lines(
     blocking = result.blocking
     lines += [(f"  {_short(r)}", False) for r in blocking[:MOST_SHOWN]]
     if len(blocking) > MOST_SHOWN:
-        lines.append((f"  ... and {len(blocking) - MOST_SHOWN} more in {out.name}/verdict.json", False))
+        lines.append((f"  ... and {len(blocking) - MOST_SHOWN} more in {_shown(out)}/verdict.json", False))
     lines += [(f"  note: {text}", None) for text in _notes(result)]
     if explicit and good:
         lines.append((f"claim: {result.claim}", None))
     if explicit and not good and result.results:
         lines.append(
             (
-                f"evidence: {out.name}/verdict.json; run only what is not green:"
+                f"evidence: {_shown(out)}/verdict.json; run only what is not green:"
                 f" pytest --lf --accept-resume --accept-profile={result.profile}",
                 None,
             )
@@ -45,6 +45,14 @@ def summary_lines(
     if explicit and quality_only:
         lines.append(("quality gate only: performance is not part of this profile's verdict", None))
     return lines
+
+
+def _shown(folder: Path) -> str:
+    """Return a path as a person here would type it."""
+    try:
+        return str(folder.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)
 
 
 def _counts(result: GateResult) -> str:
