@@ -96,7 +96,8 @@ MODEL_EXACT = {
 MODEL_STATE = {
     "chunked": "a prompt in pieces is the prompt in one piece",
     "prefix": "a warm prefix gives what a cold one gives, and copies of it stay apart",
-    "batch": "a row of a ragged, padded batch equals the row alone",
+    "batch": "a row of a ragged batch, padded in front, equals the row alone",
+    "right-padding": "padding behind a row changes nothing of the row",
     "crop": "what was rolled back was never there",
     "reuse": "nothing of one request is left in the next",
     "window": "sliding caches at and around their window",

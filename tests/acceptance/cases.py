@@ -29,7 +29,7 @@ CASES = (
     Case("random_eviction", "kv_budget=0.99", "kv_budget=0.5"),
     Case("kv8", "", "", candidate="two_bits"),
     Case("kv4", "", "", candidate="two_bits"),
-    Case("kv2", "residual=200", ""),
+    Case("kv2", "residual=224", ""),
 )
 SHORT = {"edge": {"sliding_window": "window=108"}}
 

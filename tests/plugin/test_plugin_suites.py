@@ -118,7 +118,7 @@ BROKEN = {
     "unknown factor": (("{kv: four, eviction: none}", "{kw: four}"), "15: unknown factor 'kw'. Did you mean 'kv'?"),
     "unknown option": (("eviction: none}", "eviction: nine}"), "15: unknown option of factor eviction 'nine'"),
     "unused option": (
-        ("    none: null", "    none: null\n    tova: {method: tova, kv_budget: 0.5}"),
+        ("    none: null", "    none: null\n    tova: {method: streaming_llm, kv_budget: 0.5}"),
         "13: option 'tova' of factor 'eviction' is in no shipped stack",
     ),
     "baseline only": (

@@ -9,7 +9,7 @@ from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.suites import Suite, load_suite
 
 HEAD = "schema: 1\nmodels: {gqa: toy-gqa}\n"
-FACTORS = "factors: {w: {w4: {method: w4a16}}, kv: {kv4: {method: kv4}, kv8: {method: kv8}}, d: {spec: {method: prompt_lookup}}}\n"
+FACTORS = "factors: {w: {w4: {method: w4a16, checkpoint: some/model}}, kv: {kv4: {method: kv4}, kv8: {method: kv8}}, d: {spec: {method: prompt_lookup, checkpoint: some/model}}}\n"
 
 
 def suite(tmp_path: Path, text: str) -> Suite:
