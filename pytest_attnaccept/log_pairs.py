@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_attnaccept.errors import RecordError, suggest
@@ -130,7 +130,7 @@ def pair_samples(
         same,
         generative.pop() if len(generative) == 1 else None,
         _notes(base, values, lost, void, first),
-        chance,
+        max(chance, _blind_guess(first.values())),
     )
 
 
@@ -177,6 +177,14 @@ def _paired(
         generative=generative,
         notes=notes,
     )
+
+
+def _blind_guess(items: Iterable[Sequence[SampleRow]]) -> float:
+    """Return the score of a guess among the choices that were scored; 0 for generated answers and single likelihoods."""
+    choices = [row.choices for rows in items for row in rows]
+    if not choices or min(choices) < 2:
+        return 0.0
+    return sum(1 / n for n in choices) / len(choices)
 
 
 def _by_key(log: SampleLog, filter_name: str) -> dict[tuple[str, str, str], list[SampleRow]]:
@@ -259,7 +267,8 @@ def _refuse_direction(metric: str) -> None:
 def _cluster(row: SampleRow, key: tuple[str, str, str], field: str | None, log: SampleLog) -> object:
     """Give the independent unit of an item: a field of its document, or the document itself."""
     if field is None:
-        return key
+        # One prompt with one target is one question, however many documents ask it.
+        return key[1:] if key[1] else key
     if field not in row.doc:
         raise RecordError(f"{log.path}:{row.line}: the document has no field {field!r}.{suggest(field, row.doc)}")
     return json.dumps(row.doc[field], sort_keys=True, default=str)

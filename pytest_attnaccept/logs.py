@@ -42,6 +42,8 @@ class SampleRow:
         True for generated text, False for log-likelihoods, None when the log does not say.
     doc
         The document's own fields (for clusters).
+    choices
+        How many answers were scored against each other; 0 where the answer was generated.
     """
 
     line: int
@@ -55,6 +57,7 @@ class SampleRow:
     answer: str
     generative: bool | None
     doc: Mapping[str, object]
+    choices: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -124,6 +127,7 @@ def _sample(path: Path, number: int, raw: bytes) -> SampleRow:
         answer="" if answers is None else _hash(answers),
         generative=_generative(entry.get("arguments"), answers),
         doc=doc if isinstance(doc, dict) else {},
+        choices=0 if _generative(entry.get("arguments"), answers) else len(_requests(entry.get("arguments"))),
     )
 
 

@@ -51,6 +51,20 @@ def test_half_of_the_baseline_has_no_score_where_the_candidate_lost(run):
     assert run(base, [line(i, 0.0 if i < 200 else 1.0) for i in range(400)]) == 2
 
 
+def test_forty_prompts_ten_times_are_forty_items(run):
+    def rows(lost):
+        return [line(i, 0.0 if i % 40 in lost else 1.0, prompt=f"question {i % 40}") for i in range(400)]
+
+    assert run(rows({38, 39}), rows({0, 39})) == 2
+
+
+def test_four_choices_at_chance_measure_nothing(run):
+    base = [line(i, float(i % 4 == 0), choices=4) for i in range(1000)]
+    cand = [line(i, float(i % 4 == 0), choices=4) for i in range(1000)]
+    cand[0], cand[1] = line(0, 0.0, choices=4), line(1, 1.0, choices=4)
+    assert run(base, cand, "--method", "w4a16", margin="0.02") == 2
+
+
 def test_a_second_run_without_numbers_behind_the_first(run):
     good = [line(i, 1.0 if i < 380 else 0.0, number=False) for i in range(400)]
     bad = [line(i, 0.0, number=False) for i in range(400)]
