@@ -104,7 +104,10 @@ def _distribution(run: DecoderRun) -> Measured:
     seems = looks_like(run.target, *suspects[0], run.plan.depth) if suspects else ""
     refusals: tuple[Refusal, ...] = ()
     if flat:
-        reason = "the target has too little entropy at this temperature: fewer than four outcomes can be counted"
+        reason = (
+            f"fewer than four outcomes reach {LEAST_EXPECTED:g} expected counts in {run.plan.draws} continuations: "
+            "too little entropy of the target at this temperature, or too few draws"
+        )
         refusals = (Refusal(verdict=Verdict.INVALID, reason=reason),)
     all_gates = gates(evidence, seems)
     failed = any(gate.value > gate.limit for gate in all_gates)
