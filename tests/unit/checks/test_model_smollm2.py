@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
-import os
 
 import pytest
 
@@ -69,19 +67,3 @@ def test_the_footprint_of_a_stack_is_honest(smollm2):
     assert measured.refusals == ()
     assert all(gate.value <= gate.limit for gate in measured.gates if isinstance(gate, Threshold))
     assert facts(measured)["share_of_baseline[one-shot]"] < 0.1
-
-
-@pytest.mark.skipif("ATTNACCEPT_WIKITEXT2" not in os.environ, reason="ATTNACCEPT_WIKITEXT2 names no wiki.test.raw")
-def test_wikitext_through_the_cache(smollm2):
-    """Published for this model: about 23 over the first 4 x 1024 tokens in one forward pass."""
-    with opened(smollm2, "kv2") as session:
-        params = {
-            "tokens": 512,
-            "documents": 3,
-            "continuation": 128,
-            "step": 64,
-            "text": os.environ["ATTNACCEPT_WIKITEXT2"],
-        }
-        gate = session.measure("perplexity", params).gates[0]
-    assert 5 < gate.base_level < 60
-    assert math.expm1(sum(gate.sums) / sum(gate.tokens)) > 0.2
