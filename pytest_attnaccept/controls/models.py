@@ -18,7 +18,7 @@ __all__ = ["MODEL", "controls"]
 
 MODEL = "toy-gqa"
 # What a window that the model was not trained with breaks, declared exact or not.
-_BY_WINDOW = ("divergence", "perplexity", "equality", "chunked", "prefix", "batch", "reuse", "preempt")
+_BY_WINDOW = ("divergence", "perplexity", "equality", "chunked", "prefix", "batch", "right-padding", "reuse", "preempt")
 _PARAMS: Mapping[str, Mapping[str, object]] = {
     "footprint": {"tier": 1},
     "needle-1x": {"contexts": 60, "questions_per_context": 4},
