@@ -25,7 +25,7 @@ from pytest_attnaccept.compare_junit import write_comparison
 from pytest_attnaccept.errors import AttnAcceptError, RecordError, UsageError
 from pytest_attnaccept.log_pairs import PairedLog, choose_metric, pair_samples
 from pytest_attnaccept.log_tables import is_table, pair_tables, read_table
-from pytest_attnaccept.logs import read_samples
+from pytest_attnaccept.logs import SampleLog, read_samples
 from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, PairedCounts, PairedScores, Refusal
 from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
@@ -79,7 +79,7 @@ def measure_logs(
         if metric is not None and filter_name is None and metric.count(",") == 1 and metric not in base.metrics:
             metric, filter_name = metric.split(",")
         chosen = choose_metric(base, cand, metric)
-        filters = base.filters if filter_name is None else (filter_name,)
+        filters = _filters(base, cand) if filter_name is None else (filter_name,)
         pairs = tuple(pair_samples(base, cand, chosen, f, cluster=cluster, chance=chance) for f in filters)
         digests = base.digest + cand.digest
     blind = _blind(baseline, candidate, pairs, method, through_cache)
@@ -95,6 +95,17 @@ def measure_logs(
         data_digest=hashlib.sha256(digests.encode()).hexdigest(),
     )
     return measured, pairs
+
+
+def _filters(base: SampleLog, cand: SampleLog) -> tuple[str, ...]:
+    """Return the filters to compare; one that only the candidate has would go unseen."""
+    extra = [name for name in cand.filters if name not in base.filters]
+    if extra:
+        raise RecordError(
+            f"{cand.path}: has rows of filter {', '.join(map(repr, extra))}, which {base.path} lacks (it has:"
+            f" {', '.join(base.filters)}); name the filter to compare with --filter"
+        )
+    return base.filters
 
 
 def _facts(pair: PairedLog) -> list[Fact]:

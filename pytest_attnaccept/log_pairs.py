@@ -107,6 +107,7 @@ def pair_samples(
     generative: set[bool | None] = set()
     for key, rows in first.items():
         partners = second.get(key, [])
+        _refuse_more_answers(cand, rows, partners)
         for index, row in enumerate(rows):
             partner = partners[index] if index < len(partners) else None
             old = _score(base, row, metric)
@@ -232,6 +233,15 @@ def _refuse_mismatch(
     if not any(key in first for key in second):
         raise RecordError(
             f"{cand.path}: shares no document with {base.path}; these are logs of different tasks or data"
+        )
+
+
+def _refuse_more_answers(cand: SampleLog, rows: Sequence[SampleRow], partners: Sequence[SampleRow]) -> None:
+    """Refuse a candidate that answers an unnumbered item more often than the baseline: a second run may follow the first."""
+    if len(partners) > len(rows) and not all(row.doc_id for row in partners):
+        raise RecordError(
+            f"{cand.path}:{partners[len(rows)].line}: answers an item {len(partners)} times that the baseline answers"
+            f" {len(rows)} times, and its rows have no doc_id; the log holds more than one run"
         )
 
 

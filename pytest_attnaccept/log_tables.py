@@ -93,14 +93,28 @@ def _nll(where: str, number: int, entry: Mapping[str, str | None], column: str) 
     return NllRow(document=document, tokens=tokens, nll=value * (tokens if column in _MEAN else 1), line=number)
 
 
+LEAST_NATS = 1e-3
+"""Nats per token below which a document is not a text under a language model (policy: a thousandth of usual values)."""
+MEANS_NATS = 0.1
+"""Half of the documents below this many nats per token: the column holds means (policy: a tenth of the best models)."""
+
+
 def _refuse_means(path: Path, rows: Mapping[str, NllRow], column: str) -> None:
-    """Refuse a column of sums that looks like means: reading it as sums would shrink every loss a thousandfold."""
-    finite = [row for row in rows.values() if math.isfinite(row.nll)]
-    if column in _TOTAL and finite and all(row.tokens >= 20 and 0 < row.nll < 20 for row in finite):
+    """Refuse sums that look like means, or counts that are not of tokens: both shrink every loss a thousandfold."""
+    finite = [row for row in rows.values() if math.isfinite(row.nll) and row.tokens >= 20]
+    small = [row for row in finite if row.nll < MEANS_NATS * row.tokens]
+    looks = finite and (len(small) * 2 >= len(finite) or all(row.nll < 20 for row in finite))
+    if column in _TOTAL and looks:
         raise RecordError(
             f"{path}: column {column!r} must hold sums over the tokens, and its values look like means per token; "
             "rename the column nll_mean if they are"
         )
+    for row in finite:
+        if row.nll < LEAST_NATS * row.tokens:
+            raise RecordError(
+                f"{path}:{row.line}: document {row.document!r} has {row.nll / row.tokens:.2g} nats per token over"
+                f" {row.tokens} tokens, which no text has; is tokens a count of tokens, and nll their sum in nats?"
+            )
 
 
 def pair_tables(base: NllTable, cand: NllTable) -> PairedLog:

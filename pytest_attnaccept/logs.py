@@ -105,13 +105,17 @@ def _sample(path: Path, number: int, raw: bytes) -> SampleRow:
     """Turn one line into a row."""
     where = f"{path}:{number}"
     try:
-        entry = json.loads(raw.decode("utf-8"))
+        entry = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))  # editors put a mark in front
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise RecordError(f"{where}: is not JSON ({error}); was the log cut off?") from error
     if not isinstance(entry, dict) or ("doc" not in entry and "doc_hash" not in entry):
         raise RecordError(f"{where}: {_NOT_A_SAMPLE_LOG}")
     names = entry.get("metrics")
-    known = [n for n in names if isinstance(n, str)] if isinstance(names, list) else [k for k in entry if k not in _RESERVED]
+    known = (
+        [n for n in names if isinstance(n, str)]
+        if isinstance(names, list)
+        else [k for k in entry if k not in _RESERVED]
+    )
     values = {str(name): entry[name] for name in known if name in entry}
     doc = entry.get("doc")
     answers = entry.get("resps", entry.get("filtered_resps"))

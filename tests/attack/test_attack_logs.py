@@ -92,3 +92,39 @@ def test_a_plan_whose_items_were_removed():
     body["items"] = body["items"][:1]
     with pytest.raises(RecordError):
         Plan.from_json(json.dumps(body), "plan")
+
+
+def test_a_second_run_behind_the_first_when_only_the_candidate_lacks_numbers(run):
+    good = [line(i, 1.0 if i < 380 else 0.0) for i in range(400)]
+    twice = [line(i, score, number=False) for score in (1.0, 0.0) for i in range(400)]
+    assert run(good, twice) == 2
+
+
+def test_a_filter_that_only_the_candidate_has(run):
+    rows = [line(i, float(i < 380)) for i in range(400)]
+    worse = [line(i, 0.0, filter="strict") for i in range(400)]
+    assert run(rows, [*rows[:-1], line(399, 0.0, resps=[["other"]]), *worse]) == 2
+    assert run(rows, [*rows[:-1], line(399, 0.0, resps=[["other"]]), *worse], "--filter", "none") == 0
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path):
+    rows = "".join(json.dumps(line(i, float(i < 380))) + "\n" for i in range(400))
+    base, cand = tmp_path / "base.jsonl", tmp_path / "cand.jsonl"
+    base.write_text(rows, encoding="utf-8-sig")
+    cand.write_text(rows, encoding="utf-8")
+    assert compare_main([str(base), str(cand), "--margin", "0.05"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "tokens", "first"),
+    [(200.0, 1_000_000_000, 600.0), (2.0, 500, 3.1), (0.3, 500, 3.1)],
+    ids=["tokens-are-not-tokens", "means-as-sums", "most-are-means"],
+)
+def test_tables_whose_unit_hides_the_loss(tmp_path, loss, tokens, first):
+    paths = []
+    for name, more in (("base.csv", 0.0), ("cand.csv", loss)):
+        body = [f"d{i},{tokens},{first + more + i * 1e-3}" for i in range(60)]
+        body += [f"long{i},500,{1500 + i}" for i in range(20)]
+        paths.append(tmp_path / name)
+        paths[-1].write_text("document,tokens,nll\n" + "\n".join(body) + "\n", encoding="utf-8")
+    assert compare_main([*map(str, paths), "--margin", "0.05"]) == 2
