@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from pytest_attnaccept.checks.model_losses import joined
 from pytest_attnaccept.measurement import Measured, PairedScores
 from pytest_attnaccept.stats.sequential import Monitor, SequentialPlan
 from pytest_attnaccept.taxonomy import Verdict
@@ -72,19 +74,26 @@ def _merged(parts: list[Measured], monitor: Monitor) -> Measured:
         n_max=monitor.plan.n_max,
         where=f"{gates[-1].where}; {_ended(monitor)}",
     )
-    digests = "".join(p.data_digest for p in parts)
+    digest = hashlib.sha256("".join(p.data_digest for p in parts).encode()).hexdigest()[:16]
     return replace(
         last,
         gates=(gate,),
-        data_digest=hashlib.sha256(digests.encode()).hexdigest()[:16],
+        data_digest=digest,
         details={
             "plan": monitor.plan.digest(),
             "looks": list(monitor.plan.looks),
             "taken": monitor.look,
             "ended": _ended(monitor),
-            "parts": [dict(p.details) for p in parts],
+            "parts": [{k: v for k, v in p.details.items() if k != "losses"} for p in parts],
+            "losses": joined(_kept(p) for p in parts),
+            "data_digest": digest,
         },
     )
+
+
+def _kept(part: Measured) -> Mapping[str, Any]:
+    kept = part.details.get("losses")
+    return kept if isinstance(kept, Mapping) else {}
 
 
 def _ended(monitor: Monitor) -> str:

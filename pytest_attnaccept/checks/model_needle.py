@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, context_tokens, encode, to_row
 from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
+from pytest_attnaccept.checks.model_losses import of_scores
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -65,6 +66,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     gates: list[PairedScores] = []
     facts: list[Fact] = [Fact(name="length", value=length, unit="tokens"), soundness_fact(session, session.baseline)]
     details: dict[str, object] = {}
+    losses: dict[str, object] = {}
     identical = False
     for name in given.texts("patterns", ("one-shot",)):
         base = _answers(session, session.baseline, items, name)
@@ -72,14 +74,19 @@ def measure(session: ModelSession, params: Params) -> Measured:
         gates.append(_gate(items, base, cand, score, name, length))
         facts.extend(_facts(base, cand, name))
         details[name] = _by_depth(items, base, cand, score, given.integer("depths", 5))
+        losses[gates[-1].name] = of_scores(
+            gates[-1], [item.digest[:12] for item in items],
+            baseline=_per_context(base, score), baseline_nll=_nll(base), candidate_nll=_nll(cand),
+        )  # fmt: skip
         # Equal NLL to the last bit on every answer: nothing in the cache differed.
         identical = identical or [a.nll for row in base for a in row] == [a.nll for row in cand for a in row]
+    digest = hashlib.sha256("".join(item.digest for item in items).encode()).hexdigest()[:16]
     return Measured(
         gates=tuple(gates),
         facts=tuple(facts),
         refusals=not_evidence(session, length, identical=identical, params=given),
-        data_digest=hashlib.sha256("".join(item.digest for item in items).encode()).hexdigest()[:16],
-        details={"depths": details},
+        data_digest=digest,
+        details={"depths": details, "losses": losses, "data_digest": digest},
     )
 
 
@@ -168,6 +175,15 @@ def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
 
 def _right(answer: Answer, score: str) -> bool:
     return answer.generated if score == "generated" else answer.teacher_forced
+
+
+def _per_context(rows: Sequence[Sequence[Answer]], score: str) -> list[float]:
+    return [sum(_right(answer, score) for answer in row) / len(row) for row in rows]
+
+
+def _nll(rows: Sequence[Sequence[Answer]]) -> list[float]:
+    """Return the mean answer NLL of each context, nats per answer token."""
+    return [sum(answer.nll for answer in row) / len(row) for row in rows]
 
 
 def _gate(

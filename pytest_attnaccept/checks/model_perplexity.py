@@ -8,12 +8,14 @@ how much changed, not whether it is worse: it fails early and never passes alone
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
+from pytest_attnaccept.checks.model_losses import of_sums, row_names
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_text import PatternScores, TextPass, text_pass
 from pytest_attnaccept.engines.memo import baseline_memo
@@ -42,7 +44,7 @@ def measure_perplexity(session: ModelSession, params: Params) -> Measured:
         facts=(*_facts(session, done), *_perplexity_facts(done)),
         refusals=_refusals(session, done, params),
         data_digest=done.data.digest,
-        details={"by_position": _by_position(done)},
+        details={"by_position": _by_position(done), **_kept(done, gates)},
     )
 
 
@@ -75,8 +77,18 @@ def measure_divergence(session: ModelSession, params: Params) -> Measured:
         gates.append(_mean_gate(_gate_name("top1", scores.pattern), scores.flips, "share of tokens", where))
     facts = (*_facts(session, done), *_tail_facts(done), _noise_floor(session, done, params))
     return Measured(
-        gates=tuple(gates), facts=facts, refusals=_refusals(session, done, params), data_digest=done.data.digest
+        gates=tuple(gates),
+        facts=facts,
+        refusals=_refusals(session, done, params),
+        data_digest=done.data.digest,
+        details=_kept(done, gates),
     )
+
+
+def _kept(done: TextPass, gates: Iterable[ClusteredSums]) -> dict[str, object]:
+    """Return the loss of every document under every gate."""
+    units = row_names(done.data.rows)
+    return {"losses": {gate.name: of_sums(gate, units) for gate in gates}, "data_digest": done.data.digest}
 
 
 def _mean_gate(name: str, values: tuple[Tensor, ...], unit: str, where: str) -> ClusteredSums:
