@@ -149,12 +149,16 @@ class Accept:
         __tracebackhide__ = True
         held: dict[str, Any] = {}
 
+        def opened() -> Any:
+            if "session" not in held:
+                held["session"] = self._model_session(candidate, baseline)
+            return held["session"]
+
         def measure() -> Measured:
-            session = held["session"] = self._model_session(candidate, baseline)
-            return self._measured(session, dict(self._spec.requirement.params))
+            return self._measured(opened(), dict(self._spec.requirement.params))
 
         def fingerprint() -> Mapping[str, str]:
-            return held["session"].fingerprint() if "session" in held else {}
+            return opened().fingerprint()  # type: ignore[no-any-return]
 
         return self._run(Surface.MODEL, candidate, measure, fingerprint)
 
@@ -219,6 +223,10 @@ class Accept:
         if early is not None:
             return self._end(early, Measured(), {}, started)
         try:
+            standing = self._gate.standing(self._spec.planned, lambda: self._bound(candidate, fingerprint))
+            if standing is not None:
+                self.record = standing
+                return Decision(verdict=standing.verdict, headline=standing.headline, metrics=standing.metrics)
             measured = measure()
         except (ContractError, RecordError, UsageError) as error:
             self._note(Verdict.INCOMPLETE, f"bad contract, knobs or data: {error}", started)
@@ -231,15 +239,19 @@ class Accept:
             text = str(error) if isinstance(error, AttnAcceptError) else f"{type(error).__name__}: {error}"
             return self._end(_decision(Verdict.FAIL, f"the candidate raised {text}"), Measured(), {}, started, cause)
         decision = decide(measured, self._spec.profile.limits, alpha=self._spec.profile.alpha, family=self._gate.family)
-        bound = {
+        bound = {**self._bound(candidate, fingerprint), "data": measured.data_digest}
+        return self._end(decision, measured, bound, started)
+
+    def _bound(self, candidate: Any, fingerprint: Callable[[], Mapping[str, str]] | None) -> dict[str, str]:
+        """Return what a record of this item is bound to, besides the data."""
+        versions = package_versions()
+        return {
             "candidate": candidate_digest(candidate),
-            "data": measured.data_digest,
             "seed": str(self._seed),
-            "code": package_versions()["code"],
-            **{k: v for k, v in package_versions().items() if k in ("torch", "transformers")},
+            "code": versions["code"],
+            **{k: v for k, v in versions.items() if k in ("torch", "transformers")},
             **(fingerprint() if fingerprint is not None else {"device": self._device(None)}),
         }
-        return self._end(decision, measured, bound, started)
 
     def _before(self, surface: Surface) -> Decision | None:
         """Return a decision when nothing is to be measured: a wrong call, a missing check, no time left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,6 +209,8 @@ def _missing_call(item: pytest.Function, handle: Accept | None) -> BaseException
 def shape_report(item: pytest.Item, call: pytest.CallInfo[None], report: Any) -> None:
     """Show a verdict without internal frames, its first line complete; file a bad contract under errors."""
     excinfo = call.excinfo
+    if excinfo is not None and report.skipped:
+        gate_of(item.config).unmeasured[item.stash[SPEC].planned.id] = f"skipped ({excinfo.value})"
     if excinfo is None or call.when != "call":
         return
     error = excinfo.value
@@ -230,6 +233,11 @@ def finish(session: pytest.Session, exitstatus: int) -> None:
     if not _runs_tests(config) or exitstatus in (3, 4):
         return
     gate = gate_of(config)
+    stopped = session.shouldfail or session.shouldstop
+    if stopped:
+        for item in session.items:
+            if SPEC in item.stash:
+                gate.unmeasured.setdefault(item.stash[SPEC].planned.id, f"the run ended before it ({stopped})")
     result = gate.finish()
     _global_properties(config, gate)
     if gate.options.html:
@@ -274,10 +282,17 @@ def summarize(reporter: Any, gate: GateSession) -> None:
         explicit=gate.options.explicit,
         out=gate.options.out,
         quality_only=not gate.profile.performance,
+        again=_again(reporter.config),
     )
     reporter.section("attention acceptance")
     for text, good in lines:
         reporter.write_line(text, **({} if good is None else {"green": True} if good else {"red": True}))
+
+
+def _again(config: pytest.Config) -> str:
+    """Return the command that measures what is not green, with everything that this run was called with."""
+    given = [a for a in config.invocation_params.args if str(a) not in ("--lf", "--last-failed", "--accept-resume")]
+    return shlex.join(["pytest", *map(str, given), "--lf", "--accept-resume"])
 
 
 def selftest(config: pytest.Config) -> int:

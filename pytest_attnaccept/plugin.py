@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +218,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from pytest_attnaccept import glue
 
         glue.before_run(config, gate, items)
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Remember what ``-k``, ``-m`` or a plugin took out, for the reason beside "not measured"."""
+    for item in items:
+        if SPEC in item.stash and GATE in item.config.stash:
+            item.config.stash[GATE].unmeasured[item.stash[SPEC].planned.id] = "deselected (-k, -m, --lf or a plugin)"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

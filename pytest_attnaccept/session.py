@@ -10,6 +10,7 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_attnaccept.completeness import GateResult, judge
@@ -24,6 +25,7 @@ from pytest_attnaccept.verdict import Decision
 
 __all__ = ["GateSession"]
 
+_UNDECIDED = ("INCONCLUSIVE", "INCOMPLETE")
 MOST_HEADLINE = 480  # JUnit readers cut a message at 500 characters; the sentence must survive that
 
 
@@ -61,6 +63,8 @@ class GateSession:
         self._open: tuple[object, Any] | None = None
         self.result: GateResult | None = None
         self.recorded: list[Record] = []
+        self.unmeasured: dict[str, str] = {}  # why an item was not measured, as far as this process saw it
+        self._standing: dict[str, list[Record]] | None = None
 
     # -- plan -------------------------------------------------------------------------------------------------------
 
@@ -136,6 +140,26 @@ class GateSession:
         self.recorded.append(record)
         return record
 
+    def standing(self, item: PlannedItem, bound: Callable[[], Mapping[str, str]]) -> Record | None:
+        """Return the earlier record that makes measuring `item` again needless, or None.
+
+        Under ``--accept-resume``: every earlier measurement under the same plan was green, and what the record is bound to
+        (weights, candidate, code, device) is what is here now. `bound` is called only when there is such a record; the
+        data of the measurement are not known before it, and follow from what is compared.
+        """
+        if self._standing is None:
+            self._standing = {}
+            for record in self.shards.standing():
+                self._standing.setdefault(record.item, []).append(record)
+        earlier = [r for r in self._standing.get(item.id, []) if r.static == item.static]
+        if not earlier or any(r.verdict.blocks and r.verdict.value not in _UNDECIDED for r in earlier):
+            return None
+        last = earlier[-1]
+        if last.verdict.blocks or not last.fingerprint:
+            return None
+        now = {k: v for k, v in bound().items() if k != "data"}
+        return last if {k: v for k, v in last.fingerprint.items() if k != "data"} == now else None
+
     def shared(self, key: object, build: Callable[[], Any]) -> Any:
         """Return what `build` makes, kept for as long as the key stays the same (models are large: one at a time)."""
         if self._open is not None and self._open[0] == key:
@@ -159,12 +183,22 @@ class GateSession:
         plan, records, more = self.shards.collect(fallback=self.plan(), restate=self._restate)
         problems += [p for p in [*more, *self.problems, *self.usage_errors] if p not in problems]
         problems += self._lost_records(records)
-        self.result = judge(plan, records, problems, alpha=self.profile.alpha)
+        self.result = self._explained(judge(plan, records, problems, alpha=self.profile.alpha))
         if plan.items or self.options.explicit:
             self.shards.settle(plan, self.result.problems)
             self.shards.drop_older_runs()
             self._write_summary()
         return self.result
+
+    def _explained(self, result: GateResult) -> GateResult:
+        """Add to "not measured" why, where this process saw it (deselected, skipped, never reached)."""
+        results = tuple(
+            replace(r, headline=f"{r.headline}: {self.unmeasured[r.item.id]}")
+            if r.record is None and r.item.exists and r.item.id in self.unmeasured
+            else r
+            for r in result.results
+        )
+        return replace(result, results=results)
 
     def _restate(self, item: PlannedItem) -> PlannedItem:
         return restated(item, self.options, self.profile, self.options.root)

@@ -89,6 +89,13 @@ class Shards:
         records = [r for r in records if r.run_id in runs]
         return plan, records, problems
 
+    def standing(self) -> list[Record]:
+        """Return the records of the runs that this run builds on, oldest first; none unless it was resumed."""
+        if not self.resume or not self.folder.is_dir():
+            return []
+        runs = _runs_that_count(self.folder, [], newest=self.run_id)[1:]
+        return [r for r in read_records(self.folder) if r.run_id in runs]
+
     def drop_older_runs(self) -> None:
         """Remove the files of earlier runs, unless this run builds on them."""
         if self.resume:

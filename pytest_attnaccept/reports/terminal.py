@@ -14,9 +14,12 @@ MOST_SHOWN = 20
 
 
 def summary_lines(
-    result: GateResult, *, explicit: bool, out: Path, quality_only: bool
+    result: GateResult, *, explicit: bool, out: Path, quality_only: bool, again: str = ""
 ) -> list[tuple[str, bool | None]]:
-    """Return ``(line, good)``; good is True for green, False for red, None for plain text."""
+    """Return ``(line, good)``; good is True for green, False for red, None for plain text.
+
+    `again` is the command that measures what is not green.
+    """
     lines: list[tuple[str, bool | None]] = []
     good = result.verdict is Verdict.PASS
     if explicit:
@@ -35,8 +38,7 @@ def summary_lines(
     if explicit and not good and result.results:
         lines.append(
             (
-                f"evidence: {_shown(out)}/verdict.json; run only what is not green:"
-                f" pytest --lf --accept-resume --accept-profile={result.profile}",
+                f"evidence: {_shown(out)}/verdict.json" + (f"; run only what is not green: {again}" if again else ""),
                 None,
             )
         )

@@ -317,3 +317,17 @@ def test_time_budget_used_up(project: Project) -> None:
     assert out.ret == 1
     assert set(out.tally) == {"PASS", "INCONCLUSIVE"}
     assert len(out.records) == N
+
+
+def test_not_measured_says_why(project: Project) -> None:
+    project.file("test_gate.py", TWO)
+    out = project.run(GATE, "-k", "test_h2o")
+    assert "not measured: deselected" in out.headline("test_gate.py::test_kv4[footprint]")
+    project.script(identity="fail")
+    out = project.run(GATE, "-x")
+    assert "not measured: the run ended before it (stopping after 1 failures)" in out.headline(
+        "test_gate.py::test_kv4[footprint]"
+    )
+    project.script()
+    project.file("test_gate.py", H2O.replace("accept.model()", "pytest.skip('no engine today')"))
+    assert "not measured: skipped (no engine today)" in project.run(GATE).headline("test_gate.py::test_h2o[footprint]")

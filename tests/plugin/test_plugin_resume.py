@@ -326,3 +326,52 @@ def test_two_tests_of_one_id(project: Project, tmp_path_factory: pytest.TempPath
     else:
         assert (out.ret, out.gate) == (1, "INCOMPLETE")
         assert any("two tests have the id" in p for p in out.summary["problems"])
+
+
+def test_resume_alone_measures_only_what_is_not_green(failed: Project) -> None:
+    out = failed.run(GATE, "--accept-resume")
+    assert (out.ret, out.passed, len(out.records), out.tally) == (0, 2 * N, 2 * N + 1, {"PASS": 2 * N})
+    assert judged_from_disk(failed)[0] == 0
+
+
+def test_a_killed_run_loses_the_item_in_progress_only(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    project.script(perplexity="crash")
+    done = len(project.run(GATE, apart=True).records)
+    assert 0 < done < N
+    project.script()
+    out = project.run(GATE, "--accept-resume")
+    assert (out.ret, out.passed, len(out.records), out.tally) == (0, N, N, {"PASS": N})
+
+
+def test_resume_measures_again_under_other_weights(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    assert project.run(GATE).ret == 0
+    project.script(weights="w2")
+    out = project.run(GATE, "--accept-resume")
+    assert (out.ret, len(out.records), out.tally) == (0, 2 * N, {"PASS": N})
+
+
+def test_resume_measures_a_failure_again_and_keeps_it(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    project.script(perplexity="fail")
+    assert project.run(GATE).ret == 1
+    project.script()
+    out = project.run(GATE, "--accept-resume")
+    assert (out.ret, len(out.records), out.tally) == (1, N + 1, {"PASS": N - 1, "FAIL": 1})
+
+
+def test_a_test_that_stopped_standing_by_its_verdict_is_not_carried_over(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    assert project.run(GATE).ret == 0
+    conftest = (project.path / "conftest.py").read_text(encoding="utf-8")
+    other = conftest + "\nimport pytest\n@pytest.fixture(autouse=True)\ndef later():\n    yield\n"
+    project.file("conftest.py", other)
+    out = project.run(GATE, "--accept-resume")
+    assert len(out.records) == 2 * N  # another conftest: nothing stands
+
+
+def test_the_command_to_go_on_repeats_what_was_called(failed: Project) -> None:
+    failed.script(footprint="engine")
+    out = failed.run(GATE, "--accept-out=there", "-k", "test_kv4 or test_h2o", "--accept-seed=3")
+    assert "pytest --accept-profile=smoke --accept-out=there -k 'test_kv4 or test_h2o' --accept-seed=3 --lf" in out.text
