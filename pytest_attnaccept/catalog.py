@@ -130,8 +130,20 @@ BUILTIN_METHODS: tuple[Method, ...] = (
     _numerics("kv8", "KV cache in 8 bits", _BITS, _GROUP, _RESIDUAL, _AXIS, applies=True),
     _numerics("kv4", "KV cache in 4 bits", _BITS, _GROUP, _RESIDUAL, _AXIS, applies=True),
     _numerics("kv2", "KV cache in 2 bits", _BITS, _GROUP, _RESIDUAL, _AXIS, applies=True),
-    _numerics("w4a16", "weights in 4 bits, activations in 16", _GROUP),
-    _numerics("w8a8", "weights and activations in 8 bits"),
+    _numerics(
+        "w4a16",
+        "weights of the linear layers in 4 bits, activations in 16",
+        _GROUP,
+        Knob(
+            name="scheme",
+            types=(str,),
+            doc="codes with a zero point ('asymmetric') or around zero ('symmetric')",
+            default="asymmetric",
+            choices=("asymmetric", "symmetric"),
+        ),
+        applies=True,
+    ),
+    _numerics("w8a8", "weights and activations of the linear layers in 8 bits", applies=True),
     Method(
         name="linear_attention",
         kind=Kind.ARCHITECTURE,

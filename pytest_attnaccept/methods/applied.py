@@ -1,10 +1,10 @@
-"""What one method contributes to a stack: a policy, a codec, or a whole candidate of its own."""
+"""What one method contributes to a stack: a policy, a codec, other weights, or a whole candidate of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.errors import ContractError
@@ -18,11 +18,15 @@ T = TypeVar("T", int, float, str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """The contribution of one method; exactly one of the three is set."""
+    """The contribution of one method; exactly one of them is set.
+
+    ``weights`` makes a changed copy of the model that it is given.
+    """
 
     method: str
     policy: Policy | None = None
     codec: Codec | None = None
+    weights: Callable[[Any], Any] | None = None
     candidate: Candidate | None = None
 
 

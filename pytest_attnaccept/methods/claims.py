@@ -1,4 +1,4 @@
-"""What a method promises about the cache, read from its knobs alone: how many entries, how many bits, from where on.
+"""What a method promises about cache and weights, read from its knobs alone: how many entries, how many bits, from where on.
 
 The claim is independent of the code that applies the method, so a candidate of the user's own is held to the same
 promise as ours: ``h2o`` with ``kv_budget=0.25`` keeps a quarter of the context's entries, whoever wrote it.
@@ -14,6 +14,7 @@ __all__ = ["Claim", "budget_entries", "claim_of", "combine", "default_group"]
 
 # Scale and zero point of a group, at most two float32 (KIVI, quanto and hqq store 16 or 32 bits each).
 _PARAMETER_BITS = 64.0
+_ON_WEIGHTS: Mapping[str, tuple[int, int | None]] = {"w4a16": (4, None), "w8a8": (8, 8)}
 _DEFAULT_GROUP = 32  # the smallest group of common KV quantizers when the mark names none: the loosest honest claim
 
 
@@ -37,7 +38,7 @@ def default_group(head_dim: int, wanted: int = 64) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A promise about the stored cache.
+    """A promise about the stored cache and the weights.
 
     Attributes
     ----------
@@ -49,6 +50,10 @@ class Claim:
         Values that share a scale and a zero point.
     full_precision
         Most recent tokens that may stay in the model's dtype.
+    weight_bits, activation_bits
+        Bits of a weight and of an activation of the linear layers; None: the model's dtype.
+    weight_group
+        Neighbours of a weight row that share a scale; None: not said (per row, or any group).
     always
         Whether the method acts at every length (weights, kernels): then a bit-identical run is a no-op at once.
     source
@@ -59,6 +64,9 @@ class Claim:
     bits: float | None = None
     group_size: int = _DEFAULT_GROUP
     full_precision: int = 0
+    weight_bits: int | None = None
+    activation_bits: int | None = None
+    weight_group: int | None = None
     always: bool = False
     source: str = ""
 
@@ -106,6 +114,12 @@ def claim_of(name: str, knobs: Mapping[str, object]) -> Claim:
     """Return the promise of the method called `name` with `knobs` (complete settings; None: not set)."""
     given = {key: value for key, value in knobs.items() if value is not None}
     source = f"{name}({', '.join(f'{k}={v}' for k, v in sorted(given.items()))})"
+    if name in _ON_WEIGHTS:
+        weight_bits, activation_bits = _ON_WEIGHTS[name]
+        group = _integer(given.get("group_size"), 0) or None
+        return Claim(
+            weight_bits=weight_bits, activation_bits=activation_bits, weight_group=group, always=True, source=source
+        )
     bits = given.get("bits", int(name[2:]) if name.startswith("kv") and name[2:].isdigit() else None)
     if bits is not None:
         group = _integer(given.get("group_size"), _DEFAULT_GROUP)
@@ -131,6 +145,7 @@ def combine(claims: Iterable[Claim]) -> Claim:
     for claim in claims:
         budgets = [b for b in (total.budget, claim.budget) if b is not None]
         coded = min((c for c in (total, claim) if c.bits is not None), key=lambda c: c.bits or 0.0, default=total)
+        on_weights = claim if claim.weight_bits is not None else total
         # A share and a number cannot be ordered without a length; the later one is kept and both are applied.
         same = len({type(b) for b in budgets}) == 1
         total = Claim(
@@ -138,6 +153,9 @@ def combine(claims: Iterable[Claim]) -> Claim:
             bits=coded.bits,
             group_size=coded.group_size,
             full_precision=coded.full_precision,
+            weight_bits=on_weights.weight_bits,
+            activation_bits=on_weights.activation_bits,
+            weight_group=on_weights.weight_group,
             always=total.always or claim.always,
             source=" + ".join(filter(None, (total.source, claim.source))),
         )

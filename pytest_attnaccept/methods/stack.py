@@ -1,4 +1,4 @@
-"""How several methods become one candidate: at most one eviction, at most one KV codec, any number of contexts.
+"""How several methods become one candidate: at most one eviction, KV codec and weight format, any number of contexts.
 
 The identity setting of a stack is the stack with every member at its own identity knobs.
 """
@@ -78,17 +78,20 @@ def identity_stack(model: Any, stack: Sequence[Entry], *, seed: int = 0) -> Stac
 def _compose(model: Any, parts: Sequence[Applied], seed: int) -> Candidate:
     policy = _single(parts, "policy", "evictions")
     codec = _single(parts, "codec", "KV quantizations")
+    weights = _single(parts, "weights", "weight quantizations")
     own = [part.candidate for part in parts if part.candidate is not None]
-    if policy is None and codec is None and len(own) == 1:
+    if len(parts) == 1 and own:
         return own[0]
-    if any(c.cache is not None or c.model is not None for c in own) and (policy is not None or codec is not None):
-        raise ContractError("a method that brings its own cache or model cannot be stacked with another KV method")
+    if any(c.cache is not None or c.model is not None for c in own) and len(parts) > len(own):
+        raise ContractError("a method that brings its own cache or model cannot be stacked with another method")
+    if weights is not None:
+        model = weights(model)
     base = next((c.attn_implementation for c in own if c.attn_implementation), None) or _attention_of(model)
     contexts = [c.context for c in own if c.context is not None]
     needs_attention = policy is not None and (policy.needs_scores or policy.window is not None)
     return Candidate(
         model=model,
-        cache=lambda: policy_cache(model, policy=policy, codec=codec, seed=seed),
+        cache=(lambda: policy_cache(model, policy=policy, codec=codec, seed=seed)) if policy or codec else None,
         context=_nested(contexts) if contexts else None,
         attn_implementation=observing(base) if needs_attention else None if base == _attention_of(model) else base,
     )
