@@ -234,10 +234,11 @@ class Accept:
             raise
         except EngineError as error:
             return self._end(_decision(Verdict.INCOMPLETE, str(error)), Measured(), {}, started, error)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a candidate must not end the process either
             cause = error.__cause__ or error
             text = str(error) if isinstance(error, AttnAcceptError) else f"{type(error).__name__}: {error}"
-            return self._end(_decision(Verdict.FAIL, f"the candidate raised {text}"), Measured(), {}, started, cause)
+            said = text if text.startswith("the candidate") else f"the candidate raised {text}"
+            return self._end(_decision(Verdict.FAIL, said), Measured(), {}, started, cause)
         decision = decide(measured, self._spec.profile.limits, alpha=self._spec.profile.alpha, family=self._gate.family)
         bound = {**self._bound(candidate, fingerprint), "data": measured.data_digest}
         return self._end(decision, measured, bound, started)

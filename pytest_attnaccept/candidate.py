@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_attnaccept.errors import ContractError
+
 __all__ = ["Candidate"]
 
 
@@ -40,3 +42,25 @@ class Candidate:
     generate_kwargs: Mapping[str, Any] | None = None
     tokenizer: Any = None
     kv_footprint: Callable[[Any], Sequence[tuple[int, int]]] | None = None
+
+    def __post_init__(self) -> None:
+        """Find the usual mistakes where they are made, not in the first call of the model."""
+        for name in ("cache", "context", "kv_footprint"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                kind = type(value).__name__
+                fix = {
+                    "cache": f"give a factory, so that every context gets a fresh cache: cache=lambda: {kind}(...)",
+                    "context": f"give a callable that makes it: context=lambda model: {kind}(...)",
+                    "kv_footprint": "give a function kv_footprint(cache) -> [(entries, bytes), ...], one pair per layer",
+                }[name]
+                raise ContractError(f"Candidate({name}=...) is a {kind} object; {fix}")
+        if self.generate_kwargs is not None and not isinstance(self.generate_kwargs, Mapping):
+            raise ContractError(
+                f"Candidate(generate_kwargs=...) is a {type(self.generate_kwargs).__name__}; give a mapping of keywords"
+            )
+        if self.attn_implementation is not None and not isinstance(self.attn_implementation, str):
+            raise ContractError(
+                "Candidate(attn_implementation=...) must be a name; register the function first:"
+                " transformers.AttentionInterface.register(NAME, function)"
+            )

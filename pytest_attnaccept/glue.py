@@ -184,10 +184,14 @@ def around_call(item: pytest.Function) -> Generator[None, object, object]:
     except BaseException as error:
         raised = error
     handle: Accept | None = item.stash.get(HANDLE, None)
+    own = raised
     if raised is None:
         raised = _missing_call(item, handle)
     if raised is not None and handle is not None and not isinstance(raised, (KeyboardInterrupt, pytest.exit.Exception)):
         handle.overrule(raised, skipped=isinstance(raised, (pytest.skip.Exception, pytest.xfail.Exception)))
+    if raised is not None and (handle is None or handle.record is None):
+        why = f"the test raised {type(own).__name__}: {own}" if own is not None else "the test never called accept"
+        gate_of(item.config).unmeasured[item.stash[SPEC].planned.id] = " ".join(why.split())
     if handle is not None and handle.record is not None:
         item.user_properties.extend(properties(handle.record))
         item.config.pluginmanager.hook.pytest_attnaccept_report(config=item.config, record=handle.record)

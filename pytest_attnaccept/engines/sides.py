@@ -53,6 +53,11 @@ class Side:
             return None
         try:
             cache = self.around.cache()
+            if not all(callable(getattr(cache, name, None)) for name in ("update", "get_seq_length")):
+                raise ContractError(
+                    f"the cache factory of the {self.name} returned {type(cache).__name__}; it must return a fresh"
+                    " transformers Cache (was 'return' forgotten?)"
+                )
             length = getattr(cache, "get_seq_length", None)
             filled = int(length()) if callable(length) else 0
         except AttnAcceptError:

@@ -153,7 +153,7 @@ def test_systemexit_of_a_candidate_fails(project: Project) -> None:
     project.script(identity="exit")
     out = project.run(GATE)
     assert (out.ret, out.failed) == (1, 1)
-    assert out.verdicts[f"{ITEM}[identity]"] != "PASS"
+    assert out.verdicts[f"{ITEM}[identity]"] == "FAIL"
 
 
 @pytest.mark.parametrize("what", ["records.*.jsonl", "plan.*.json", "*"])
@@ -331,3 +331,18 @@ def test_not_measured_says_why(project: Project) -> None:
     project.script()
     project.file("test_gate.py", H2O.replace("accept.model()", "pytest.skip('no engine today')"))
     assert "not measured: skipped (no engine today)" in project.run(GATE).headline("test_gate.py::test_h2o[footprint]")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("raise ValueError('before the gate')", "the test raised ValueError: before the gate"),
+        ("accept", "the test never called accept"),
+        ("pytest.skip('no engine today')", "skipped (no engine today)"),
+    ],
+)
+def test_a_test_that_measures_nothing_says_why(project: Project, line: str, why: str) -> None:
+    project.file("test_gate.py", H2O.replace("accept.model()", line))
+    out = project.run(GATE)
+    assert (out.ret, out.tally) == (1, {"INCOMPLETE": N})
+    assert f"not measured: {why}" in out.headline("test_gate.py::test_h2o[footprint]")
