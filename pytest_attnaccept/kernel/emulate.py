@@ -96,7 +96,7 @@ def attend(
 
 
 def _dense_row(call: AttentionCall, row: int) -> tuple[Tensor, Tensor]:
-    """Return K and V of one batch row, ``(q_heads, keys, dim)`` float32, dequantized and repeated over the group."""
+    """Return K and V of one batch row, ``(kv_heads, keys, dim)`` float32, dequantized."""
     length = int(call.kv_lengths[row]) if call.kv_lengths is not None else call.k.shape[2]
     found = []
     for x, factor in ((call.k, call.k_scale), (call.v, call.v_scale)):
@@ -105,8 +105,7 @@ def _dense_row(call: AttentionCall, row: int) -> tuple[Tensor, Tensor]:
             x = take(x, pages).reshape(-1, *x.shape[2:])[:length].permute(1, 0, 2)
         else:
             x = x[row, :, :length]
-        x = x.float() if factor is None else x.float() * factor
-        found.append(x.repeat_interleave(call.q.shape[1] // x.shape[0], dim=0))
+        found.append(x.float() if factor is None else x.float() * factor)
     return found[0], found[1]
 
 
@@ -174,9 +173,17 @@ def _online(
         total = total * shrink + p.sum(-1)
         if habit.round_p:
             p = p.to(call.q.dtype).float()
-        out = _accumulate(out * shrink[..., None], p @ value, habit)
+        out = _accumulate(out * shrink[..., None], _grouped(p, value), habit)
         peak = best
     return out, peak, total
+
+
+def _grouped(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply ``left (q_heads, rows, m)`` by the ``right (kv_heads, m, n)`` of its group."""
+    heads, rows, inner = left.shape
+    if right.shape[0] == heads:
+        return left @ right
+    return (left.reshape(right.shape[0], -1, inner) @ right).reshape(heads, rows, right.shape[2])
 
 
 def _accumulate(old: Tensor, new: Tensor, habit: Habit) -> Tensor:
@@ -197,7 +204,7 @@ def _scores(call: AttentionCall, q: Tensor, k: Tensor, position: Tensor, low: in
     def rounded(x: Tensor) -> Tensor:
         return x.to(dtype).float() if habit.round_s else x
 
-    s = rounded(rounded(q @ k.transpose(-1, -2)) * call.scale)
+    s = rounded(rounded(_grouped(q, k.transpose(-1, -2))) * call.scale)
     if call.softcap is not None:
         s = rounded(torch.tanh(s / call.softcap) * call.softcap)
     keys = torch.arange(low, low + k.shape[1], device=k.device)

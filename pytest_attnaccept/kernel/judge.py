@@ -34,7 +34,7 @@ from pytest_attnaccept.kernel.statistics import (
     scan_stats,
 )
 
-__all__ = ["CONTROLS", "Judged", "exact_rows", "farthest_key", "judge_output", "lse_stats", "row_limit"]
+__all__ = ["CONTROLS", "Judged", "exact_rows", "farthest_key", "is_rejected", "judge_output", "lse_stats", "row_limit"]
 
 CONTROLS = ("zeros", "mean(V)", "a lost key")
 _LN2 = math.log(2.0)
@@ -109,6 +109,15 @@ def judge_output(
     if rejected is not None:
         rejected |= _rejected_controls(case, rows, deviation, scan)
     return Judged(case=case, output=output, rows=rows, deviation=deviation, error=error, stats=tuple(stats), scan=scan)
+
+
+def is_rejected(case: Case, output: Output, rows: Rows) -> bool:
+    """Say whether `judge_output` fails; large errors are seen before the passes over all keys."""
+    written = effective_dtype(output.out, case.call.q.dtype)
+    deviation = deviation_of(rows, written, precision_of(case.contract), equal_scores=case.equal_scores)
+    error = output.out[:, :, rows.index].double() - rows.out
+    stats = error_stats(error, rows, deviation, spread_v=case.spread_v)
+    return any(not stat.ratio <= 1.0 for stat in stats) or judge_output(case, output, rows=rows).failed
 
 
 def lse_stats(case: Case, lse: Tensor, rows: Rows) -> list[Stat]:

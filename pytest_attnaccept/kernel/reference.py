@@ -33,8 +33,8 @@ __all__ = [
     "with_semantics",
 ]
 
-# Elements of one float64 score block: 16 MB, small enough for flat memory and large enough for efficient products.
-_BLOCK_ELEMENTS = 2**21
+# Elements of one float64 score block: 4 MB, which stays near the cache and below the size at which memory is mapped anew.
+_BLOCK_ELEMENTS = 2**19
 # float32 scores: relative unit roundoff of one operation.
 _U32 = 2.0**-24
 
@@ -170,19 +170,27 @@ def key_limits(what: Semantics, index: Tensor) -> tuple[Tensor, Tensor]:
 
 def gather_keys(call: AttentionCall, what: Semantics, low: int, high: int) -> tuple[Tensor, Tensor]:
     """Return K and V of positions ``[low, high)`` as ``(batch, kv_heads, n, dim)`` float64, zero past each row's length."""
+    return _stored(call, what, "k", low, high), _stored(call, what, "v", low, high)
+
+
+def _stored(call: AttentionCall, what: Semantics, name: str, low: int, high: int) -> Tensor:
+    """Return K or V of positions ``[low, high)`` in float64; what is masked by length is replaced, not multiplied."""
+    x: Tensor = getattr(call, name)
     if call.block_table is None:
-        k, v = call.k[:, :, low:high], call.v[:, :, low:high]
+        x = x[:, :, low:high]
     else:
-        size = call.k.shape[1]
-        pages = call.block_table[:, low // size : -(-high // size)].to(call.k.device)
+        size = x.shape[1]
+        pages = call.block_table[:, low // size : -(-high // size)].to(x.device)
         skip = low - low // size * size
-        k, v = (
-            take(pool, pages).flatten(1, 2)[:, skip : skip + high - low].transpose(1, 2) for pool in (call.k, call.v)
-        )
-    valid = (torch.arange(low, high, device=k.device)[None, :] < what.lengths[:, None])[:, None, :, None]
-    k = torch.where(valid, k.double() * what.k_factor, 0.0)
-    v = torch.where(valid, v.double() * what.v_factor, 0.0)
-    return k, v
+        x = take(x, pages).flatten(1, 2)[:, skip : skip + high - low].transpose(1, 2)
+    factor = what.k_factor if name == "k" else what.v_factor
+    wide = x.double() if factor == 1.0 else x.double().mul_(factor)
+    if wide.data_ptr() == x.data_ptr():
+        wide = wide.clone()
+    for row, length in enumerate(what.lengths.clamp(low, high).tolist()):
+        if length < high:
+            wide[row, :, length - low :] = 0.0
+    return wide
 
 
 def score(raw: Tensor, what: Semantics, distance: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,8 +216,8 @@ def score(raw: Tensor, what: Semantics, distance: Tensor) -> tuple[Tensor, Tenso
     return s, t
 
 
-def blocks(call: AttentionCall, what: Semantics, index: Tensor) -> Iterator[Block]:
-    """Yield the scores of rows `index` block by block over every key that some row sees."""
+def blocks(call: AttentionCall, what: Semantics, index: Tensor, *, values: bool = True) -> Iterator[Block]:
+    """Yield the scores of rows `index` block by block over every key that some row sees; without `values` V is not read."""
     batch, q_heads = call.q.shape[:2]
     low, high = key_limits(what, index)
     begin, end = (int(low.min()), int(high.max())) if low.numel() else (0, 0)
@@ -220,7 +228,8 @@ def blocks(call: AttentionCall, what: Semantics, index: Tensor) -> Iterator[Bloc
     step = max(64, _BLOCK_ELEMENTS // max(1, batch * q_heads * len(index)))
     for start in range(begin, end, step):
         stop = min(start + step, end)
-        k, v = gather_keys(call, what, start, stop)
+        k = _stored(call, what, "k", start, stop)
+        v = _stored(call, what, "v", start, stop) if values else k
         raw = per_head(q, k.transpose(-1, -2), what.head_map)
         keys = torch.arange(start, stop, device=q.device)
         seen = (keys >= low[:, :, None]) & (keys < high[:, :, None])
@@ -301,7 +310,7 @@ def _denominator(call: AttentionCall, what: Semantics, index: Tensor) -> tuple[T
     if what.sinks is not None:
         lse = what.sinks[None, :, None].expand(shape).clone()
     largest = 0.0
-    for block in blocks(call, what, index):
+    for block in blocks(call, what, index, values=False):
         lse = torch.logaddexp(lse, torch.logsumexp(block.s, dim=-1))
         largest = max(largest, float(block.s.masked_fill(torch.isinf(block.s), 0.0).abs().max()))
     return lse, largest
@@ -327,7 +336,8 @@ def _mean_value(call: AttentionCall, what: Semantics) -> Tensor:
     longest = int(what.lengths.max()) if what.lengths.numel() else 0
     kv_heads = call.k.shape[2] if call.block_table is not None else call.k.shape[1]
     total = torch.zeros(call.q.shape[0], kv_heads, 1, call.v.shape[-1], dtype=torch.float64, device=call.q.device)
-    for start in range(0, longest, 16384):
-        total += gather_keys(call, what, start, min(start + 16384, longest))[1].sum(2, keepdim=True)
+    step = max(64, _BLOCK_ELEMENTS // max(1, total.numel()))
+    for start in range(0, longest, step):
+        total += _stored(call, what, "v", start, min(start + step, longest)).sum(2, keepdim=True)
     mean: Tensor = total / what.lengths.clamp_min(1)[:, None, None, None]
     return mean[:, what.head_map]

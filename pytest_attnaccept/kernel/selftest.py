@@ -14,7 +14,7 @@ from dataclasses import replace
 from pytest_attnaccept.kernel.cases import Case
 from pytest_attnaccept.kernel.emulate import Habit, attend
 from pytest_attnaccept.kernel.guard import Output
-from pytest_attnaccept.kernel.judge import exact_rows, judge_output
+from pytest_attnaccept.kernel.judge import exact_rows, is_rejected, judge_output
 from pytest_attnaccept.kernel.mutants import mutants_for
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.reference import Rows
@@ -104,4 +104,4 @@ def _rejects(case: Case, rows: Rows, name: str, habit: Habit) -> bool:
         return False
     out, lse = mutant(case.call, replace(habit, lse_base="e"), rows.index)
     shown = lse / 0.6931471805599453 if case.contract.lse_base == "2" else lse
-    return judge_output(case, Output(out, shown if case.contract.returns_lse else None), rows=rows).failed
+    return is_rejected(case, Output(out, shown if case.contract.returns_lse else None), rows)

@@ -239,13 +239,14 @@ def edge_scan(call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, d
     if not bool(diffuse.any()) or not what.causal:
         return None
     low, high = key_limits(what, rows.index)
+    group = max(1, call.q.shape[1] // (int(what.head_map.max()) + 1))
     best: Stat | None = None
     for edge, anchor, inside, outside in (
         ("right", high - 1, range(-8, 1), range(1, 65)),
         ("left", low, range(0, 8), range(-64, 0)),
     ):
         offsets = torch.tensor([*inside, *outside], device=anchor.device)
-        for chunk in torch.split(offsets, max(1, _EDGE_ELEMENTS // max(1, error.numel()))):
+        for chunk in torch.split(offsets, max(1, _EDGE_ELEMENTS * group // max(1, error.numel()))):
             values, counts = _offset_filter(call, what, rows, error, deviation, diffuse, anchor[..., None] + chunk)
             for offset, value, n in zip(chunk.tolist(), values.tolist(), counts.tolist(), strict=True):
                 if n and (best is None or value > best.value):
@@ -256,39 +257,55 @@ def edge_scan(call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, d
 
 
 def lost_key_error(call: AttentionCall, what: Semantics, rows: Rows) -> Tensor:
-    """Return the error of a kernel that loses the middle visible key of every row, shape of ``rows.out``."""
+    """Return the error of a kernel that loses the middle visible key of every row, shape of ``rows.out``.
+
+    A row that loses its only key returns zero.
+    """
     low, high = key_limits(what, rows.index)
     key = ((low + high) // 2)[..., None]
-    p, v = _weight(call, what, rows, key, (rows.count > 1).expand_as(rows.lse))
-    return (-(p / (1.0 - p).clamp_min(1e-9))[..., None] * (v - rows.out[..., None, :]))[..., 0, :]
+    p, _, v = _weight(call, what, rows, key, (rows.count > 1).expand_as(rows.lse))
+    v = v[:, what.head_map][..., 0, :]
+    lost = -(p / (1.0 - p).clamp_min(1e-9)) * (v - rows.out)
+    return torch.where((rows.count == 1)[..., None], -rows.out, lost)
 
 
-def _weight(call: AttentionCall, what: Semantics, rows: Rows, key: Tensor, use: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight that ``key[batch, row, n]`` has (or would have, when masked), and its V, per head.
+def _weight(
+    call: AttentionCall, what: Semantics, rows: Rows, key: Tensor, use: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weight that ``key[batch, row, n]`` has (or would have, when masked), and its K and V.
 
     Returns
     -------
-    p, v
-        ``(batch, q_heads, rows, n)`` and ``(batch, q_heads, rows, n, v_head_dim)``, float64.
+    p, k, v
+        ``(batch, q_heads, rows, n)`` and ``(batch, kv_heads, rows, n, dim)``, float64.
     """
     ok = (key >= 0) & (key < what.lengths[:, None, None])
     k, v = _take(call, what, key.clamp(min=0))
     q = call.q[:, :, rows.index].double() * what.scale
-    raw = torch.einsum("bhrd,bhrnd->bhrn", q, k)
     position = rows.index[None, :] + what.offset[:, None]
-    s, _ = score(raw, what, (key - position[..., None])[:, None])
+    s, _ = score(_dots(q, k), what, (key - position[..., None])[:, None])
     weight = torch.exp(s - rows.lse[..., None])
-    return torch.where(ok[:, None] & use[..., None], weight, 0.0).nan_to_num(0.0).clamp_max(1.0), v
+    return torch.where(ok[:, None] & use[..., None], weight, 0.0).nan_to_num(0.0).clamp_max(1.0), k, v
+
+
+def _dots(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply ``left (batch, q_heads, rows, dim)`` by ``right (batch, kv_heads, rows, n, dim)``: ``(..., rows, n)``."""
+    batch, heads, count, dim = left.shape
+    folded = left.reshape(batch, right.shape[1], -1, count, dim).transpose(2, 3)
+    product = folded @ right.transpose(-1, -2)
+    return product.transpose(2, 3).reshape(batch, heads, count, right.shape[3])
 
 
 def _offset_filter(
     call: AttentionCall, what: Semantics, rows: Rows, error: Tensor, deviation: Deviation, use: Tensor, key: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return per offset the filter of ``key[batch, row, offset]`` in units of its bound, and how many rows have that key."""
-    p, v = _weight(call, what, rows, key, use)
-    spread = v - rows.out[..., None, :]
-    filtered = (spread * (error.nan_to_num() / deviation.variance)[..., None, :]).sum(-1) * p
-    power = (spread.square() / deviation.variance[..., None, :]).sum(-1) * p.square()
+    p, _, v = _weight(call, what, rows, key, use)
+    inverse = 1.0 / deviation.variance
+    e, o = error.nan_to_num() * inverse, rows.out * inverse
+    filtered = (_dots(e, v) - (e * rows.out).sum(-1, keepdim=True)) * p
+    spread = _dots(inverse, v.square()) - 2.0 * _dots(o, v) + (o * rows.out).sum(-1, keepdim=True)
+    power = spread.clamp_min(0.0) * p.square()
     # The key's own score and probability are rounded.
     own = (4e-6 + rows.score_noise[..., None]) * power.square()
     total = (power + own).sum((0, 1, 2)).sqrt().clamp_min(_NO_SIGNAL)
@@ -296,7 +313,7 @@ def _offset_filter(
 
 
 def _take(call: AttentionCall, what: Semantics, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Gather K and V of keys ``(batch, rows, n)``: ``(batch, q_heads, rows, n, dim)`` float64."""
+    """Gather K and V of keys ``(batch, rows, n)``: ``(batch, kv_heads, rows, n, dim)`` float64."""
     flat = key.flatten(1)
     batch = torch.arange(key.shape[0], device=key.device)[:, None]
     if call.block_table is None:
@@ -307,9 +324,9 @@ def _take(call: AttentionCall, what: Semantics, key: Tensor) -> tuple[Tensor, Te
         table = call.block_table.to(key.device)
         page = torch.gather(table, 1, (flat // size).clamp(max=table.shape[1] - 1))
         k, v = (take(x, page, flat % size) for x in (call.k, call.v))
-    k, v = (x.transpose(1, 2)[:, what.head_map].double().nan_to_num() for x in (k, v))
+    k, v = (x.transpose(1, 2).double().nan_to_num_() for x in (k, v))
     k, v = (x.reshape(*x.shape[:2], *key.shape[1:], x.shape[-1]) for x in (k, v))
-    return k * what.k_factor, v * what.v_factor
+    return k.mul_(what.k_factor), v.mul_(what.v_factor)
 
 
 def _projection(name: str, value: float, deviation: float, allowed: float, where: str) -> Stat:
