@@ -116,7 +116,7 @@ BUILTIN_METHODS: tuple[Method, ...] = (
     _evicts("random_eviction", "control: random keys are kept", _KV_BUDGET, _SINKS, control=True),
     _numerics(
         "fp8_attention",
-        "Q, K and V in E4M3 with scales; emulated without FP8 hardware",
+        "Q, K, V and P in E4M3 with scales; emulated in float32",
         Knob(
             name="granularity",
             types=(str,),
@@ -124,8 +124,9 @@ BUILTIN_METHODS: tuple[Method, ...] = (
             default="tensor",
             choices=("tensor", "head", "block"),
         ),
-        hardware="CUDA compute capability 8.9 or higher; emulated elsewhere",
+        hardware="CUDA compute capability 8.9 or higher; emulated on CPU",
         min_capability=(8, 9),
+        applies=True,
     ),
     _numerics("kv8", "KV cache in 8 bits", _BITS, _GROUP, _RESIDUAL, _AXIS, applies=True),
     _numerics("kv4", "KV cache in 4 bits", _BITS, _GROUP, _RESIDUAL, _AXIS, applies=True),

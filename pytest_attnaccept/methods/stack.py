@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_attnaccept.candidate import Candidate
-from pytest_attnaccept.errors import ContractError
+from pytest_attnaccept.errors import ContractError, EngineError
 from pytest_attnaccept.methods.applied import Applied
 from pytest_attnaccept.methods.attention import observing
 from pytest_attnaccept.methods.claims import Claim, claim_of, combine
 from pytest_attnaccept.methods.layer import policy_cache
 from pytest_attnaccept.taxonomy import Method
 
-__all__ = ["Stack", "apply_stack", "enter_context", "identity_stack", "stack_claim"]
+__all__ = ["Stack", "apply_stack", "enter_context", "identity_stack", "require_capability", "stack_claim"]
 
 Entry = tuple[Method, Mapping[str, object]]
 
@@ -48,6 +48,27 @@ def _module(method: Method) -> tuple[Any, str]:
     return importlib.import_module(path), function or "apply"
 
 
+def require_capability(method: Method, device: Any) -> None:
+    """Refuse a CUDA device that could not run the real implementation; elsewhere the method is emulated.
+
+    Raises
+    ------
+    EngineError
+        When `device` (a ``torch.device``) is a CUDA device below ``method.min_capability``.
+    """
+    if method.min_capability is None or device.type != "cuda":
+        return
+    import torch
+
+    found = torch.cuda.get_device_capability(device)
+    if found < method.min_capability:
+        wanted = ".".join(map(str, method.min_capability))
+        raise EngineError(
+            f"{method.name} needs CUDA compute capability {wanted} or higher, {device} has {'.'.join(map(str, found))};"
+            " on CPU it is emulated: --accept-device cpu"
+        )
+
+
 def apply_stack(model: Any, stack: Sequence[Entry], *, seed: int = 0) -> Stack:
     """Apply the methods of `stack` (method and complete knobs, in this order) to `model`.
 
@@ -56,6 +77,7 @@ def apply_stack(model: Any, stack: Sequence[Entry], *, seed: int = 0) -> Stack:
     parts: list[Applied] = []
     for method, knobs in stack:
         module, function = _module(method)
+        require_capability(method, next(iter(model.parameters())).device)
         made = getattr(module, function)(model, knobs)
         parts.append(made if isinstance(made, Applied) else Applied(method=method.name, candidate=made))
     claim = stack_claim(stack)
