@@ -10,12 +10,13 @@ Positions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pytest_attnaccept.checks.model_evidence import TOKEN_ONLY
 from pytest_attnaccept.checks.model_params import Params
@@ -53,6 +54,8 @@ class ModelSession:
         Refusals that were found while the sides were built; they are part of every measurement.
     memo
         Results that several checks share (the text pass, soundness), by key.
+    answered
+        Answers of each side by batch of contexts, by the side's id (sides live as long as the session).
     """
 
     baseline: Side
@@ -66,6 +69,7 @@ class ModelSession:
     weights: Mapping[str, str]
     findings: tuple[Refusal, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict)
+    answered: dict[int, dict[Hashable, Tensor]] = field(default_factory=dict)
 
     @property
     def claim(self) -> Claim:
@@ -171,6 +175,7 @@ class ModelSession:
     def close(self) -> None:
         """Drop results and sides."""
         self.memo.clear()
+        self.answered.clear()
 
     def __enter__(self) -> ModelSession:
         return self

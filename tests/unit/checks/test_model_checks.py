@@ -10,7 +10,7 @@ import torch
 from transformers import QuantizedCache
 
 from pytest_attnaccept.candidate import Candidate
-from pytest_attnaccept.checks import model_needle, open_session
+from pytest_attnaccept.checks import model_answers, model_needle, open_session
 from pytest_attnaccept.checks.model_data import batches, documents, encode, split_documents
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.loading import LoadedModel, load
@@ -228,9 +228,9 @@ def test_generated_answers_are_right_where_teacher_forced_ones_are(toy):
     """The shortcut (no generation where every answer token is the argmax) against real greedy generation."""
     with session(toy, ("streaming_llm", {"kv_budget": 0.5})) as opened:
         given = Params(check="needle", given=model_needle.DEFAULTS)
-        items = model_needle._items(opened, Params(check="n", given={**given.given, "contexts": 6}), 256)
+        items = model_needle.needle_items(opened, Params(check="n", given={**given.given, "contexts": 6}), 256)
         for side in (opened.baseline, opened.candidate):
-            answers = model_needle._answers(opened, side, items, "one-shot")
+            answers = model_answers.answers(opened, side, items, "one-shot")
             for item, row in zip(items, answers, strict=True):
                 for question, answer in zip(item.questions, row, strict=True):
                     assert answer.generated == _greedy_answer(side, toy, item, question)
