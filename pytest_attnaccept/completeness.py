@@ -8,18 +8,24 @@ Positions
    INCOMPLETE may be followed by a decision: re-running a FAIL until it passes would raise the error rate.
 4. A cell in which no item applies is INVALID: a test that can only be neutral gates nothing.
 5. FAIL is decided over the family: Holm over all recorded p-values at the profile's level may turn INCONCLUSIVE into FAIL.
+6. What a stack loses beyond its members, and who is to blame for a failure, is added to the headlines and changes no
+   verdict. A release whose marks form a stack without measuring its members alone is INCOMPLETE; elsewhere it is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from pytest_attnaccept.compounding import Finding, findings, unmeasured_singles
 from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.records import Record
 from pytest_attnaccept.taxonomy import Verdict, worst_of
 
 __all__ = ["GateResult", "ItemResult", "judge"]
+
+_SHIPS = "release"  # the profile whose marks say what ships (rule 3.6); a suite's own rows are complete by construction
+_LONGEST = 480  # as long as a headline may be anywhere else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,8 @@ class GateResult:
         PASS only when every planned item is green or neutral and nothing is wrong with the run itself.
     problems
         What is wrong with the run as a whole (damaged records, no plan, partial selection).
+    findings
+        What is known about every stack of several lossy members: losses of its parts, interaction, blame.
     """
 
     verdict: Verdict
@@ -50,6 +58,7 @@ class GateResult:
     problems: tuple[str, ...]
     profile: str
     claim: str
+    findings: tuple[Finding, ...] = ()
 
     @property
     def blocking(self) -> tuple[ItemResult, ...]:
@@ -71,14 +80,43 @@ def judge(plan: Plan, records: Sequence[Record], problems: Iterable[str] = (), a
     weights = _weights_of_cells(records)
     results = [_item_result(item, by_item.get(item.id, []), weights) for item in plan.items]
     results = _all_neutral_is_invalid(_holm_failures(results, alpha))
+    found = findings((r.item, r.record, r.verdict) for r in results)
+    missing = unmeasured_singles(plan.items)
+    results = _explained(results, found, missing)
+    if plan.profile == _SHIPS:
+        issues += [f"{cell}: singles not measured: {', '.join(members)}" for cell, members in missing.items()]
     if not results:
         issues.append("nothing was planned: an empty gate proves nothing")
     verdict = worst_of([r.verdict for r in results])
     if issues and not verdict.blocks:
         verdict = Verdict.INCOMPLETE
     return GateResult(
-        verdict=verdict, results=tuple(results), problems=tuple(issues), profile=plan.profile, claim=plan.claim
+        verdict=verdict,
+        results=tuple(results),
+        problems=tuple(issues),
+        profile=plan.profile,
+        claim=plan.claim,
+        findings=found,
     )
+
+
+def _explained(
+    results: list[ItemResult], found: Sequence[Finding], missing: Mapping[str, Sequence[str]]
+) -> list[ItemResult]:
+    """Add to the headlines of a stack what its parts say about it; the sentence survives where headlines are cut."""
+    texts: dict[str, list[str]] = {}
+    for finding in found:
+        texts.setdefault(f"{finding.cell}[{finding.check}]", []).append(finding.text)
+    out = []
+    for r in results:
+        notes = [text for text in texts.get(r.item.id, []) if text]
+        if not notes and r.record is not None and r.item.cell in missing:
+            notes = [f"singles not measured: {', '.join(missing[r.item.cell])}"]
+        note = "; ".join(dict.fromkeys(notes))
+        room = max(_LONGEST - len(note) - 2, _LONGEST // 3)
+        head = r.headline if len(r.headline) <= room or not note else r.headline[: room - 3] + "..."
+        out.append(replace(r, headline=f"{head}; {note}") if note else r)
+    return out
 
 
 def _weights_of_cells(records: Sequence[Record]) -> dict[str, Record]:

@@ -3,7 +3,8 @@
 Positions
 ---------
 1. Every shipped stack is a cell on every model column, and so is each lossy member of a stack of several (errors
-   compound, and without the single losses nobody can say which member costs what).
+   compound, and without the single losses nobody can say which member costs what); which further cells follow is
+   decided in `rows`.
 2. The schema is strict: an unknown key, a factor option that nothing ships, a shipped option that does not exist and a
    limit without origin are errors with file:line.
 """
@@ -20,12 +21,12 @@ from pytest_attnaccept.matrix import slug
 from pytest_attnaccept.profiles import Limit, parse_data, parse_limits, parse_max_tokens
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
+from pytest_attnaccept.rows import ROWS, Row, wanted_rows
 from pytest_attnaccept.strict_yaml import Node, load
-from pytest_attnaccept.taxonomy import Kind
 
 __all__ = ["Suite", "SuiteCell", "load_suite"]
 
-_KEYS = ("schema", "title", "profile", "models", "factors", "ships", "limits", "data", "max_tokens", "logs")
+_KEYS = ("schema", "title", "profile", "models", "factors", "ships", "rows", "limits", "data", "max_tokens", "logs")
 _MODEL_KEYS = ("spec", "revision", "dtype", "device_map", "attn_implementation", "trust_remote_code", "tokenizer")
 _LOG_KEYS = ("baseline", "candidate", "metric", "method", "margin", "origin")
 
@@ -106,28 +107,48 @@ def _cells(node: Node, registry: Registry) -> tuple[SuiteCell, ...]:
     ships: Node = node.typed("ships", dict, required=True)
     if not ships:
         raise node.error("ships: names no stack; a suite that ships nothing gates nothing", "ships")
+    rows = _rows(node)
     stacks = {name: _stack(ships, name, factors) for name in ships}
-    _refuse_unused(node, factors, ships)
+    if rows == "required":  # the other rows measure every option, shipped or not
+        _refuse_unused(node, factors, ships)
     cells: dict[str, SuiteCell] = {}
     for column, model in models.items():
-        for name, stack in stacks.items():
-            full = f"{_id(column)}.{_id(name)}"
-            _add(cells, SuiteCell(name=full, stack=stack, model=model, line=ships.lines[name]), ships, name)
-        for name, stack in stacks.items():
-            lossy = [e for e in stack if e.method.kind is not Kind.EXACT]
-            for entry in lossy if len(stack) > 1 else []:
-                alone = f"{_id(column)}.only-{_id(entry.label)}"
-                cell = SuiteCell(name=alone, stack=(entry,), model=model, line=ships.lines[name])
-                if alone not in cells or cells[alone].stack != (entry,):
-                    _add(cells, cell, ships, name)
+        for row in wanted_rows(rows, factors, stacks):
+            line = ships.lines[row.origin] if row.origin else node.lines["rows"]
+            _add(
+                cells,
+                SuiteCell(name=f"{_id(column)}.{_row_id(row)}", stack=row.stack, model=model, line=line),
+                ships,
+                row,
+            )
     return tuple(cells.values())
 
 
-def _add(cells: dict[str, SuiteCell], cell: SuiteCell, ships: Node, name: str) -> None:
+def _rows(node: Node) -> str:
+    rows: str = node.typed("rows", str, "required")
+    if rows not in ROWS:
+        raise node.error(f"rows: {rows!r} must be one of {', '.join(ROWS)}", "rows")
+    return rows
+
+
+def _row_id(row: Row) -> str:
+    """Return the id of a row; the parts of a name are made ids one by one, so that Chinese names stay apart."""
+    if row.name == row.origin:
+        return _id(row.name)
+    for mark in ("row-", "only-"):
+        if row.name.startswith(mark):
+            return mark + "+".join(_id(part) for part in row.name[len(mark) :].split("+"))
+    stack, _, member = row.name.partition("-without-")
+    return f"{_id(stack)}-without-{_id(member)}"
+
+
+def _add(cells: dict[str, SuiteCell], cell: SuiteCell, ships: Node, row: Row) -> None:
     """Add a cell; two cells of one id would be measured once and counted twice."""
     if cell.name in cells:
+        name = row.origin or None
         raise ships.error(
-            f"{name}: its cell {cell.name!r} exists already (line {cells[cell.name].line}); rename a stack or a model",
+            f"{row.name}: its cell {cell.name!r} exists already (line {cells[cell.name].line}); rename a stack, an option or"
+            " a model",
             name,
         )
     cells[cell.name] = cell

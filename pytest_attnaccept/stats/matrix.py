@@ -163,7 +163,7 @@ class Suspect:
     interaction
         ``marginal - single``: what the member costs only in company.
     named
-        Whether it is held responsible: it carries at least half a margin in the stack.
+        Whether it is held responsible: it carries at least half a margin in the stack, or loses a whole one alone.
     """
 
     name: str
@@ -183,7 +183,7 @@ def attribute(full: float, singles: dict[str, float], without: dict[str, float],
             single=singles[name],
             marginal=full - without[name],
             interaction=full - without[name] - singles[name],
-            named=full - without[name] >= margin / 2,
+            named=full - without[name] >= margin / 2 or singles[name] >= margin,
         )
         for name in singles
     ]

@@ -1,0 +1,70 @@
+"""A failed stack, its members alone and the stack without each of them -> which member is the culprit, in one sentence.
+
+The loss of a member in company is the loss of the whole minus that of the stack without it. A member is named when it
+carries at least half a margin there, or loses a whole margin alone (two members that each destroy everything carry
+nothing at the margin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_attnaccept.stats.matrix import Suspect, attribute
+
+__all__ = ["blame", "culprits"]
+
+
+def culprits(
+    full: float, singles: Mapping[str, float], without: Mapping[str, float], margin: float
+) -> tuple[Suspect, ...]:
+    """Return the members of a failed stack that are held responsible, largest share first."""
+    return tuple(s for s in attribute(full, dict(singles), dict(without), margin) if s.named)
+
+
+def blame(
+    full: float,
+    singles: Mapping[str, float | None],
+    without: Mapping[str, float | None],
+    margin: float,
+) -> str:
+    """Return the sentence that names the culprits, or says which runs are missing for it.
+
+    Parameters
+    ----------
+    full
+        Loss of the whole stack, in the unit of `margin` (a fraction: 0.05 is 5 %).
+    singles, without
+        By member: its loss alone, and the loss of the stack without it; None: not measured.
+    """
+    alone = {name: value for name, value in singles.items() if value is not None}
+    rest = {name: value for name, value in without.items() if value is not None}
+    absent = [f"{name} alone" for name in singles if name not in alone]
+    absent += [f"the stack without {name}" for name in without if name not in rest]
+    if absent:
+        return f"who is to blame is not known: not measured: {', '.join(absent)}"
+    named = sorted(culprits(full, alone, rest, margin), key=lambda s: list(singles).index(s.name))
+    if not named:
+        return f"no culprit: the loss of {_percent(full)} is spread over {_listed(list(singles))}"
+    if len(named) == 1:
+        return f"{named[0].name} is the culprit: {_numbers(named[0], rest)}"
+    if all(s.single < margin / 2 for s in named):
+        each = ", ".join(f"{s.name} {_percent(s.single)}" for s in named)
+        return f"{_listed([s.name for s in named])} hurt only together: alone {each}, all together {_percent(full)}"
+    return f"{_listed([s.name for s in named])} are the culprits: " + "; ".join(
+        f"{s.name}: {_numbers(s, rest)}" for s in named
+    )
+
+
+def _numbers(suspect: Suspect, without: Mapping[str, float]) -> str:
+    company = ", it hurts only in company" if suspect.single < suspect.marginal / 2 else ""
+    return (
+        f"without it the loss is {_percent(without[suspect.name])}, alone it loses {_percent(suspect.single)}{company}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}".replace("%", " %")

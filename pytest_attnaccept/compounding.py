@@ -1,0 +1,150 @@
+"""Records of a stack and of its members -> whether errors compound, who is to blame, and which singles are missing.
+
+Works on plan and records alone, so that the end of a session and ``python -m pytest_attnaccept verdict`` say the same.
+
+Positions
+---------
+1. Cells belong together when they change the same model column on the same surface; members are compared by label (method
+   and knobs). Exact members lose nothing and do not count.
+2. A contrast is formed over the documents that every cell measured, named by content. Cells that share too few of them,
+   or whose baselines differ, are "undecided: different data", never "does not compound".
+3. The margin of an interaction is half of the cell's own margin. It is reported and gates nothing: the stack passes or
+   fails on its own margin, which is never a sum of single margins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_attnaccept.blame import blame
+from pytest_attnaccept.contrasts import Contrast, contrast_of
+from pytest_attnaccept.matrix import PlannedItem
+from pytest_attnaccept.records import Metric, Record
+from pytest_attnaccept.taxonomy import Kind, Surface, Verdict
+
+__all__ = ["Finding", "column_of", "findings", "lossy_members", "unmeasured_singles"]
+
+Column = tuple[str, ...]
+Judged = tuple[PlannedItem, Record | None, Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is known about one gated quantity of one stack of several lossy members.
+
+    Attributes
+    ----------
+    full
+        Loss of the stack, in the unit of its limit.
+    singles, without
+        By member: its loss alone, and the loss of the stack without it; None: not measured.
+    contrast
+        The interaction; None for quantities on which losses do not add (KL, flips).
+    blame
+        Who is to blame, when the stack failed; else "".
+    """
+
+    cell: str
+    check: str
+    metric: str
+    full: float
+    singles: Mapping[str, float | None]
+    without: Mapping[str, float | None]
+    contrast: Contrast | None
+    blame: str
+
+    @property
+    def text(self) -> str:
+        """Return everything in one line; "" when there is nothing to say."""
+        missing = [name for name, value in self.singles.items() if value is None]
+        parts = [f"singles not measured: {', '.join(missing)}"] if missing else []
+        if self.contrast is not None and not missing:
+            parts.append(self.contrast.text)
+        return "; ".join(filter(None, [self.blame, *parts]))
+
+
+def lossy_members(item: PlannedItem) -> tuple[str, ...]:
+    """Return the labels of the members that may cost quality."""
+    members = item.context.get("members")
+    if not isinstance(members, Sequence):
+        return ()
+    return tuple(str(label) for label, kind in members if kind != Kind.EXACT.value)
+
+
+def column_of(item: PlannedItem) -> Column:
+    """Return what cells must share to be compared: suite file (or none), model, surface, profile, device, dtype."""
+    context = item.context
+    suite = item.cell.rpartition("::")[0] if context.get("suite_model") is not None else ""
+    names = ("suite_model", "model", "device", "dtype", "seed")
+    return (suite, item.surface, item.profile, *(str(context.get(n)) for n in names))
+
+
+def findings(judged: Iterable[Judged]) -> tuple[Finding, ...]:
+    """Return what the records say about every stack of several lossy members, in plan order."""
+    cells: dict[tuple[Column, frozenset[str]], dict[str, Record]] = {}
+    stacks: list[Judged] = []
+    for item, record, verdict in judged:
+        lossy = lossy_members(item)
+        if item.surface != Surface.MODEL.value or not lossy or record is None:
+            continue
+        cells.setdefault((column_of(item), frozenset(lossy)), {}).setdefault(item.check, record)
+        if len(lossy) > 1:
+            stacks.append((item, record, verdict))
+    return tuple(f for item, record, verdict in stacks for f in _of_stack(item, record, verdict, cells))
+
+
+def _of_stack(
+    item: PlannedItem,
+    record: Record | None,
+    verdict: Verdict,
+    cells: Mapping[tuple[Column, frozenset[str]], Mapping[str, Record]],
+) -> Iterable[Finding]:
+    column, lossy = column_of(item), lossy_members(item)
+    if record is None:
+        return
+
+    def find(members: Iterable[str]) -> Record | None:
+        return cells.get((column, frozenset(members)), {}).get(item.check)
+
+    alone = {name: find([name]) for name in lossy}
+    rest = {name: find(m for m in lossy if m != name) for name in lossy}
+    for metric in record.metrics:
+        if metric.effect is None or not metric.limit or metric.name in ("entries", "bytes"):
+            continue
+        if metric.p_pass is None:  # a deterministic check: nothing adds up there
+            continue
+        singles = {name: _effect(r, metric.name) for name, r in alone.items()}
+        without = {name: _effect(r, metric.name) for name, r in rest.items()}
+        failed = verdict is Verdict.FAIL and metric.verdict != Verdict.PASS.value
+        yield Finding(
+            cell=item.cell,
+            check=item.check,
+            metric=metric.name,
+            full=metric.effect,
+            singles=singles,
+            without=without,
+            contrast=contrast_of(metric, record, alone),
+            blame=blame(metric.effect, singles, without, metric.limit) if failed else "",
+        )
+
+
+def _effect(record: Record | None, name: str) -> float | None:
+    metrics: Sequence[Metric] = record.metrics if record is not None else ()
+    return next((m.effect for m in metrics if m.name == name), None)
+
+
+def unmeasured_singles(items: Iterable[PlannedItem]) -> dict[str, tuple[str, ...]]:
+    """Return, by cell, the lossy members that no planned cell of the same column measures alone."""
+    singles: set[tuple[Column, str]] = set()
+    stacks: dict[str, tuple[Column, tuple[str, ...]]] = {}
+    for item in items:
+        lossy = lossy_members(item)
+        if item.surface != Surface.MODEL.value:
+            continue
+        if len(lossy) == 1:
+            singles.add((column_of(item), lossy[0]))
+        elif lossy:
+            stacks[item.cell] = (column_of(item), lossy)
+    found = {cell: tuple(m for m in lossy if (column, m) not in singles) for cell, (column, lossy) in stacks.items()}
+    return {cell: missing for cell, missing in found.items() if missing}

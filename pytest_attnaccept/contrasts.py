@@ -1,0 +1,130 @@
+"""The losses that records keep, document by document -> the interaction of a stack, or why it cannot be said.
+
+Perplexity: contrast in nats per token over the documents that all cells share. Retrieval: contrast in log-odds over the
+contexts that all cells share (a sample that stopped early holds fewer of them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_attnaccept.errors import ContractError
+from pytest_attnaccept.records import Metric, Record
+
+__all__ = ["Contrast", "contrast_of"]
+
+_SHARE = 0.5  # policy: an interaction of half a margin is worth a name
+_LEAST_BASELINE = 1e-6  # equal baselines give equal scores; what is left is the rounding of the record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """An interaction with its interval.
+
+    Attributes
+    ----------
+    compounds
+        True, False or None (undecided; `reason` says why when nothing could be computed).
+    """
+
+    compounds: bool | None
+    text: str
+    scale: str = ""
+    value: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+    margin: float | None = None
+    n: int = 0
+
+    @property
+    def short(self) -> str:
+        """Return the answer as a table shows it."""
+        if self.value is None or self.lower is None or self.upper is None:
+            return "undecided"
+        word = {True: "compounds", False: "no", None: "undecided"}[self.compounds]
+        return f"{word} {self.value:+.3g} [{self.lower:+.3g}, {self.upper:+.3g}]"
+
+
+def contrast_of(metric: Metric, full: Record, alone: Mapping[str, Record | None]) -> Contrast | None:
+    """Return the interaction of one quantity, or None where losses do not add (KL, flips) or nothing was kept."""
+    family = metric.name.partition("[")[0]
+    if family not in ("perplexity", "needle") or any(r is None for r in alone.values()):
+        return None
+    singles = [r for r in alone.values() if r is not None]
+    kept = [_kept(r, metric.name) for r in (full, *singles)]
+    if any(k is None for k in kept):
+        return Contrast(compounds=None, text="interaction undecided: a record holds no losses by document")
+    if not _same_baseline(full, singles):
+        return Contrast(compounds=None, text="interaction undecided: the cells have different baselines")
+    try:
+        columns = [dict(zip(map(str, k["units"]), range(len(k["units"])), strict=True)) for k in kept if k]
+        shared = [unit for unit in columns[0] if all(unit in c for c in columns)]
+        if not shared:
+            return Contrast(compounds=None, text="interaction undecided: different data")
+        rows = [[c[unit] for unit in shared] for c in columns]
+        return _text_contrast(metric, kept, rows) if family == "perplexity" else _answers_contrast(metric, kept, rows)
+    except (KeyError, TypeError, IndexError, ValueError, ContractError) as error:
+        return Contrast(compounds=None, text=f"interaction undecided: the kept losses cannot be compared ({error})")
+
+
+def _kept(record: Record, name: str) -> Mapping[str, Any] | None:
+    losses = record.details.get("losses")
+    found = losses.get(name) if isinstance(losses, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _same_baseline(full: Record, singles: Sequence[Record]) -> bool:
+    keys = [k for k in full.fingerprint if k.startswith("baseline.") and k != "baseline.spec"]
+    return all(s.fingerprint.get(k) in (None, full.fingerprint[k]) for s in singles for k in keys)
+
+
+def _text_contrast(metric: Metric, kept: Sequence[Any], rows: Sequence[Sequence[int]]) -> Contrast:
+    from pytest_attnaccept.stats.interaction import interaction_nll
+
+    sums = [[k["sums"][i] for i in row] for k, row in zip(kept, rows, strict=True)]
+    tokens = [[k["tokens"][i] for i in row] for k, row in zip(kept, rows, strict=True)]
+    if any(t != tokens[0] for t in tokens):
+        return Contrast(compounds=None, text="interaction undecided: different data (tokens per document)")
+    result = interaction_nll(sums[0], sums[1:], tokens[0], math.log1p(metric.limit or 0.0) * _SHARE)
+    return _contrast(result, "documents")
+
+
+def _answers_contrast(metric: Metric, kept: Sequence[Any], rows: Sequence[Sequence[int]]) -> Contrast:
+    from pytest_attnaccept.stats.interaction import interaction_accuracy
+
+    base = [[k["baseline"][i] for i in row] for k, row in zip(kept, rows, strict=True)]
+    if any(abs(a - b) > _LEAST_BASELINE for other in base[1:] for a, b in zip(base[0], other, strict=True)):
+        return Contrast(compounds=None, text="interaction undecided: the baselines answered differently")
+    right = [[b - k["losses"][i] for b, i in zip(base[0], row, strict=True)] for k, row in zip(kept, rows, strict=True)]
+    margin = _in_log_odds(sum(base[0]) / len(base[0]), (metric.limit or 0.0) * _SHARE)
+    result = interaction_accuracy(base[0], right[0], right[1:], margin, questions=_questions([*base, *right]))
+    return _contrast(result, "contexts")
+
+
+def _in_log_odds(accuracy: float, points: float) -> float:
+    """Return what `points` of accuracy cost at the baseline's level, in log-odds."""
+    high = min(max(accuracy, points + 0.01), 0.99)
+    low = high - points
+    return math.log(high / (1 - high)) - math.log(low / (1 - low))
+
+
+def _questions(shares: Sequence[Sequence[float]]) -> int:
+    """Return how many questions a context had: the smallest number that makes every share a whole number of answers."""
+    flat = [x for row in shares for x in row]
+    return next((k for k in range(1, 33) if all(abs(x * k - round(x * k)) < 1e-6 for x in flat)), 1)
+
+
+def _contrast(result: Any, unit: str) -> Contrast:
+    word = {True: "errors compound", False: "errors do not compound", None: "undecided whether errors compound"}
+    text = (
+        f"{word[result.compounds]} beyond {result.margin:.3g} {result.scale}: contrast {result.contrast:+.4f}"
+        f" [{result.lower:+.4f}, {result.upper:+.4f}] over {result.n} shared {unit}; the stack loses"
+        f" {result.full:+.4f}, its members alone {result.singles:+.4f} together"
+    )
+    return Contrast(
+        compounds=result.compounds, text=text, scale=result.scale, value=result.contrast, lower=result.lower,
+        upper=result.upper, margin=result.margin, n=result.n,
+    )  # fmt: skip
