@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_attnaccept.errors import SchemaError, UnknownNameError
+from pytest_attnaccept.profile_checks import parse_benchmark, parse_long_range
 from pytest_attnaccept.strict_yaml import Node, load
 from pytest_attnaccept.taxonomy import Surface
 
@@ -38,6 +39,7 @@ _CHECKS = {
     "perplexity": ("documents", "tier", "continuation"),
     "needle": ("tiers", "contexts", "questions_per_context", "depths"),
 }
+_OWN_SCHEMA = {"long-range": parse_long_range, "benchmark": parse_benchmark}
 _LISTS = ("tiers",)
 _FRACTIONS = ("tier", "tiers")  # multiples of the trained length; every other setting is a count
 _SURFACES = {
@@ -46,7 +48,7 @@ _SURFACES = {
     Surface.PREFIX_CACHE: ("programs",),
 }
 _PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
-LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples")
+LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples", "long-range", "benchmark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,7 @@ def parse_profile(node: Node) -> Profile:
     if node.typed("schema", int, required=True) != 1:
         raise node.error("schema: this version reads schema 1", "schema")
     checks_node = node.typed("checks", dict, Node(node.file, node.line))
-    checks_node.only(_CHECKS)
+    checks_node.only([*_CHECKS, *_OWN_SCHEMA])
     if "needle" in checks_node and "tiers" not in (checks_node["needle"] or {}):
         raise checks_node.error("needle: needs tiers, the context lengths in trained lengths", "needle")
     performance = _strings(node, "performance")
@@ -197,7 +199,12 @@ def parse_profile(node: Node) -> Profile:
         advice=_strings(node, "advice"),
         alpha=_probability(node, "alpha", 0.05),
         discordance=_probability(node, "discordance", 0.04),
-        checks={name: _settings(checks_node, name, _CHECKS[name]) for name in checks_node},
+        checks={
+            name: _OWN_SCHEMA[name](checks_node.typed(name, dict))
+            if name in _OWN_SCHEMA
+            else _settings(checks_node, name, _CHECKS[name])
+            for name in checks_node
+        },
         surfaces={s: _settings(node, s.value, allowed) for s, allowed in _SURFACES.items() if s.value in node},
         limits=parse_limits(node),
         performance=performance,

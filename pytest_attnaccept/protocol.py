@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pytest_attnaccept.errors import UsageError
+from pytest_attnaccept.profile_checks import check_id
 from pytest_attnaccept.profiles import Profile
 from pytest_attnaccept.taxonomy import Kind, Method, Surface
 
@@ -110,8 +111,9 @@ MODEL_APPROXIMATE = {
     "divergence": "KL and top-1 through the cache: the volume of change, cheap and early",
     "perplexity": "language modelling through the cache, by document",
     "needle": "retrieval with the question after compression: the worst case of a lossy cache",
+    "long-range": "further task families (multi-hop, aggregation, tracking)",
 }
-QUALITY = ("perplexity", "needle")  # without one of them nothing says what a lossy change costs
+QUALITY = ("perplexity", "needle", "long-range", "benchmark")  # without one of them nothing says what a lossy change costs
 LOGS = {
     "samples": "recorded answers of both sides, paired by document and prompt",
 }
@@ -201,16 +203,18 @@ def _model_depth(kind: Kind, profile: Profile, where: str) -> tuple[Requirement,
         if check not in profile.checks:
             continue
         params = {**profile.check_params(check), **reach}
-        depth.extend(
-            _needles(params, reason) if check == "needle" else [Requirement(check=check, reason=reason, params=params)]
-        )
+        if check in _EXPANDED:
+            depth.extend(_EXPANDED[check](params, reason))
+        else:
+            depth.append(Requirement(check=check, reason=reason, params=params))
     return tuple(depth)
 
 
 def _longest_tier(profile: Profile) -> float:
     """Return the longest context of the whole plan, in trained lengths."""
     tiers = [params.get("tier", 0) for params in profile.checks.values()]
-    tiers += cast("list[object]", profile.checks.get("needle", {}).get("tiers", []))
+    for check in ("needle", "long-range"):
+        tiers += cast("list[object]", profile.checks.get(check, {}).get("tiers", []))
     return max(float(str(t)) for t in tiers)
 
 
@@ -227,6 +231,28 @@ def _needles(params: Mapping[str, object], reason: str) -> list[Requirement]:
     ]
 
 
+def _families(params: Mapping[str, object], reason: str) -> list[Requirement]:
+    """Return one requirement per task family; its tiers are cells of one item, and the worst cell decides."""
+    given = dict(params)
+    families = cast("dict[str, dict[str, object]]", given.pop("families"))
+    return [
+        Requirement(check=check_id("long-range", name), reason=f"{reason}; {name}", params={**given, **entry})
+        for name, entry in families.items()
+    ]
+
+
+def _tasks(params: Mapping[str, object], reason: str) -> list[Requirement]:
+    given = dict(params)
+    tasks = cast("list[str]", given.pop("tasks"))
+    return [
+        Requirement(check=check_id("benchmark", task), reason=f"{reason}; {task}", params={**given, "task": task})
+        for task in tasks
+    ]
+
+
+_EXPANDED = {"needle": _needles, "long-range": _families, "benchmark": _tasks}
+
+
 def _performance(profile: Profile) -> tuple[Requirement, ...]:
     return tuple(Requirement(check=c, reason=PERFORMANCE[c], exists=False) for c in profile.performance)
 
@@ -235,6 +261,6 @@ def not_gated_yet(kind: Kind, surface: Surface, profile: Profile) -> Mapping[str
     """Return what the protocol asks for and this profile does not gate yet, with the reason."""
     missing: dict[str, str] = {}
     if surface is Surface.MODEL and kind is Kind.APPROXIMATE:
-        missing.update(LATER_APPROXIMATE)
+        missing.update({c: r for c, r in LATER_APPROXIMATE.items() if c not in profile.checks})
     missing.update({c: r for c, r in PERFORMANCE.items() if c not in profile.performance})
     return missing

@@ -73,7 +73,8 @@ def decide(measured: Measured, limits: Mapping[str, Limit], *, alpha: float = 0.
 def _judge(gate: Gate, limits: Mapping[str, Limit], alpha: float, family: int) -> Metric:
     if isinstance(gate, Threshold):
         return _threshold(gate)
-    limit = limits.get(gate.name) or limits.get(re.split(r"[\[-]", gate.name)[0])  # "needle[chunk-64]" is a needle
+    names = (gate.name, gate.name.split("[")[0], re.split(r"[\[-]", gate.name)[0])  # "needle[chunk-64]" is a needle
+    limit = next((limits[name] for name in names if name in limits), None)
     if limit is None:
         return Metric(
             name=gate.name,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_attnaccept.checks.model_equality import measure as measure_equality
 from pytest_attnaccept.checks.model_footprint import measure as measure_footprint
 from pytest_attnaccept.checks.model_identity import measure as measure_identity
+from pytest_attnaccept.checks.model_longrange import measure as measure_long_range
 from pytest_attnaccept.checks.model_needle import measure as measure_needle
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_perplexity import measure_divergence, measure_perplexity
@@ -29,7 +30,9 @@ CHECKS: dict[str, Check] = {
     "perplexity": measure_perplexity,
     "equality": measure_equality,
     "needle": measure_needle,
+    "long-range": measure_long_range,
 }
+_NAMED = {"long-range": "family"}  # checks whose id goes on with a name, and the parameter that holds it
 _NEEDLE = re.compile(r"needle-(\d+(?:\.\d+)?)x")
 
 
@@ -38,6 +41,9 @@ def check_function(check_id: str, params: dict[str, object]) -> tuple[Check, dic
     found = _NEEDLE.fullmatch(check_id)
     if found:
         return CHECKS["needle"], {**params, "tier": float(found.group(1))}
+    for check, parameter in _NAMED.items():
+        if check_id.startswith(f"{check}-"):
+            return CHECKS[check], {parameter: check_id.removeprefix(f"{check}-"), **params}
     if check_id not in CHECKS:
         raise UnknownNameError("model check", check_id, [*CHECKS, "needle-1x"])
     return CHECKS[check_id], params

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pytest_attnaccept.errors import ContractError, UnknownNameError
-from pytest_attnaccept.tasks import kv_recall, needle, text, variable_tracking
+from pytest_attnaccept.tasks import (
+    kv_recall,
+    lookalikes,
+    needle,
+    passkey,
+    text,
+    variable_chains,
+    variable_tracking,
+)
 from pytest_attnaccept.tasks.items import Parameter, TaskItem
 
 __all__ = ["Family", "generate", "task_families"]
@@ -23,35 +31,29 @@ class Family:
     make: Callable[..., TaskItem]
 
 
+_TABLE: tuple[tuple[str, str, Mapping[str, Parameter], Callable[..., TaskItem]], ...] = (
+    ("needle", "find one number that was said once (length x depth)", needle.DEFAULTS, needle.needle),
+    ("kv_recall", "keep many key-value facts at once", kv_recall.DEFAULTS, kv_recall.kv_recall),
+    (
+        "variable_tracking",
+        "follow a chain of references to its first value",
+        variable_tracking.DEFAULTS,
+        variable_tracking.variable_tracking,
+    ),
+    ("text", "predict words that depend on earlier mentions (perplexity)", text.DEFAULTS, text.text),
+    ("passkey", "find one value of any length: word, 7 or 64 digits, uuid", passkey.DEFAULTS, passkey.passkey),
+    ("lookalikes", "tell one fact from hundreds of its kind", lookalikes.DEFAULTS, lookalikes.lookalikes),
+    (
+        "variable_chains",
+        "gather every variable that leads to one value",
+        variable_chains.DEFAULTS,
+        variable_chains.variable_chains,
+    ),
+)
 _FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        family.name: family
-        for family in (
-            Family(
-                name="needle",
-                summary="find one number that was said once (length x depth)",
-                defaults=MappingProxyType(needle.DEFAULTS),
-                make=needle.needle,
-            ),
-            Family(
-                name="kv_recall",
-                summary="keep many key-value facts at once",
-                defaults=MappingProxyType(kv_recall.DEFAULTS),
-                make=kv_recall.kv_recall,
-            ),
-            Family(
-                name="variable_tracking",
-                summary="follow a chain of references to its first value",
-                defaults=MappingProxyType(variable_tracking.DEFAULTS),
-                make=variable_tracking.variable_tracking,
-            ),
-            Family(
-                name="text",
-                summary="predict words that depend on earlier mentions (perplexity)",
-                defaults=MappingProxyType(text.DEFAULTS),
-                make=text.text,
-            ),
-        )
+        name: Family(name=name, summary=summary, defaults=MappingProxyType(dict(defaults)), make=make)
+        for name, summary, defaults, make in _TABLE
     }
 )
 

@@ -168,9 +168,14 @@ def compose(
     target: int,
     filler: str,
     separator: str = " ",
+    source: Callable[[int], str] | None = None,
 ) -> Layout:
-    """A context that holds the facts and, with the longest of the endings, fills ``target`` tokens."""
-    supply = Supply(lambda _: filler_sentence(filler, stream), TAILS[filler], fit, separator)
+    """A context that holds the facts and, with the longest of the endings, fills ``target`` tokens.
+
+    What stands between the facts is filler, or what ``source(number)`` says (look-alikes of the facts); only the last gap
+    is always closed by short sentences of the filler.
+    """
+    supply = Supply(source or (lambda _: filler_sentence(filler, stream)), TAILS[filler], fit, separator)
     weight = sum(supply.cost(fact.text) for fact in facts)
 
     def attempt(room: int) -> str:

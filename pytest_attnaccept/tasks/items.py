@@ -16,6 +16,9 @@ __all__ = ["KeySpan", "Parameter", "Question", "TaskItem", "make_item"]
 
 Parameter = int | float | str
 
+# Left out of the digest where they have these values, so that items without them keep the digest they always had.
+_QUIET: Mapping[str, object] = {"references": (), "metric": "contains", "form": "", "label": ""}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySpan:
@@ -37,6 +40,9 @@ class Question:
     """One question about the context, with its answer and equally plausible wrong answers of the same form.
 
     ``depth`` is where the deciding fact stands (0 start, 1 end of the context); for chains, the earliest link.
+    ``references`` are what a generated answer is compared with (empty: ``answer`` alone), by the ``metric`` of that name in
+    `pytest_attnaccept.tasks.scoring`. ``form`` is a regular expression that every well-formed answer matches (empty: any
+    text is well-formed); ``label`` says which part of its family the question belongs to.
     """
 
     text: str
@@ -45,6 +51,15 @@ class Question:
     foils: tuple[str, ...]
     max_new_tokens: int
     depth: float
+    references: tuple[str, ...] = ()
+    metric: str = "contains"
+    form: str = ""
+    label: str = ""
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """What a generated answer is compared with."""
+        return self.references or (self.answer.strip(),)
 
     @property
     def prompt(self) -> str:
@@ -87,7 +102,9 @@ def make_item(
     body = {
         "task": task,
         "context": context,
-        "questions": [asdict(question) for question in questions],
+        "questions": [
+            {k: v for k, v in asdict(question).items() if k not in _QUIET or v != _QUIET[k]} for question in questions
+        ],
         "key_spans": [asdict(span) for span in key_spans],
         "chance": chance,
         "parameters": dict(parameters),

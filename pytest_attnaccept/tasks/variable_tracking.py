@@ -74,8 +74,7 @@ def variable_tracking(
         depths = [(link + stream.unit()) / (hops + 1) for link in range(hops + 1)]
         facts.append(Fact(text=f"{chain[0]} works in {city}.", depth=depths[0]))
         facts += [
-            Fact(text=f"{chain[link]} works with {chain[link - 1]}.", depth=depths[link])
-            for link in range(1, hops + 1)
+            Fact(text=f"{chain[link]} works with {chain[link - 1]}.", depth=depths[link]) for link in range(1, hops + 1)
         ]
     links = [hops] if ask == "last" else range(hops + 1)
     links = [hops] if ask == "last" else range(hops + 1)
