@@ -49,6 +49,9 @@ _BITS = Knob(
     high=16,
 )
 
+# Changes nothing of a model: the check `speculation` asks for the drafts.
+_DRAFTS = "pytest_attnaccept.checks.model_speculation:apply"
+
 
 def _exact(name: str, layer: Layer, surface: Surface, note: str, **more: object) -> Method:
     return Method(name=name, kind=Kind.EXACT, layer=layer, surface=surface, note=note, **more)  # type: ignore[arg-type]
@@ -100,8 +103,20 @@ BUILTIN_METHODS: tuple[Method, ...] = (
         Surface.PREFIX_CACHE,
         "KV reused across requests with an equal prefix and identity",
     ),
-    _exact("speculative_decoding", Layer.DECODING, Surface.DECODER, "draft and verify; equal distribution"),
-    _exact("prompt_lookup", Layer.DECODING, Surface.DECODER, "drafts copied from the prompt; equal distribution"),
+    _exact(
+        "speculative_decoding",
+        Layer.DECODING,
+        Surface.DECODER,
+        "draft and verify; equal distribution",
+        applies=_DRAFTS,
+    ),
+    _exact(
+        "prompt_lookup",
+        Layer.DECODING,
+        Surface.DECODER,
+        "drafts copied from the prompt; equal distribution",
+        applies=_DRAFTS,
+    ),
     _exact("continuous_batching", Layer.SCHEDULING, Surface.MODEL, "requests join and leave a running batch"),
     _exact("chunked_prefill", Layer.SCHEDULING, Surface.MODEL, "the prompt is prefilled in pieces"),
     _exact("preemption", Layer.SCHEDULING, Surface.MODEL, "a request is stopped and resumed by recompute or swap"),
@@ -138,8 +153,8 @@ BUILTIN_METHODS: tuple[Method, ...] = (
         Knob(
             name="scheme",
             types=(str,),
-            doc="codes with a zero point ('asymmetric') or around zero ('symmetric')",
-            default="asymmetric",
+            doc="codes with a zero point ('asymmetric', the default) or around zero ('symmetric')",
+            default=None,
             choices=("asymmetric", "symmetric"),
         ),
         applies=True,

@@ -2,7 +2,7 @@
 
 Bytes are those of all storages that the cache can reach, entries are read from tensor shapes; the knob is only the
 limit. Evidence that the comparison is hollow is a refusal: a no-op, a continuation that ignores the cache, an original
-kept next to its codes or outside the cache.
+kept next to its codes or outside the cache. Claims about weights are asked of every linear layer (`model_weights`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pytest_attnaccept.checks.model_storage import (
     moments,
     unreadable,
 )
+from pytest_attnaccept.checks.model_weights import weight_report
 from pytest_attnaccept.engines.through_cache import teacher_forced
 from pytest_attnaccept.measurement import Fact, Gate, Measured, Refusal
 from pytest_attnaccept.taxonomy import Verdict
@@ -61,14 +62,15 @@ def measure(session: ModelSession, params: Params) -> Measured:
         name: moments(session.candidate, row, context, pattern_of(session, session.candidate, name, step))
         for name in given.texts("patterns", ())
     }
-    refusals = _refusals(session, given, row, context, base, found)
+    weights = weight_report(session)
+    refusals = (*_refusals(session, given, row, context, base, found), *weights.refusals)
     gates: tuple[Gate, ...] = ()
     # A run that proves nothing carries no gate: a failing one would outrank the reason why it proves nothing.
     if not any(refusal.verdict is Verdict.INVALID for refusal in refusals):
-        gates = tuple(gates_of(session, base, found, context, continuation))
+        gates = (*gates_of(session, base, found, context, continuation), *weights.gates)
     return Measured(
         gates=gates,
-        facts=(*_facts(session, base, found, context), soundness_fact(session, session.baseline)),
+        facts=(*_facts(session, base, found, context), *weights.facts, soundness_fact(session, session.baseline)),
         refusals=refusals,
         data_digest=data.digest,
         details={
