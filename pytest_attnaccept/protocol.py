@@ -113,6 +113,10 @@ MODEL_APPROXIMATE = {
     "needle": "retrieval with the question after compression: the worst case of a lossy cache",
     "long-range": "further task families (multi-hop, aggregation, tracking)",
 }
+MODEL_DECODING = {
+    "speculation": "drafts over a lossy stack give that stack's own tokens; acceptance length before and after",
+}
+DRAFTED = ("speculative_decoding", "prompt_lookup")  # members that ask for MODEL_DECODING beside lossy ones
 QUALITY = ("perplexity", "needle", "long-range", "benchmark")  # without one of them nothing says what a lossy change costs
 LOGS = {
     "samples": "recorded answers of both sides, paired by document and prompt",
@@ -140,7 +144,7 @@ CHECK_REASONS: Mapping[Surface, Mapping[str, str]] = {
     Surface.CACHE: CACHE,
     Surface.PREFIX_CACHE: PREFIX_CACHE,
     Surface.DECODER: DECODER,
-    Surface.MODEL: {**MODEL_EXACT, **MODEL_STATE, **MODEL_APPROXIMATE},
+    Surface.MODEL: {**MODEL_EXACT, **MODEL_STATE, **MODEL_APPROXIMATE, **MODEL_DECODING},
     Surface.LOGS: LOGS,
 }
 
@@ -181,6 +185,10 @@ def required_depth(
         )
     else:
         depth = _model_depth(kind, profile, where)
+        if any(e.method.name in DRAFTED for e in stack):
+            depth += tuple(
+                Requirement(check=c, reason=r, params=profile.check_params(c)) for c, r in MODEL_DECODING.items()
+            )
     if kind is Kind.ARCHITECTURE:
         depth += tuple(Requirement(check=c, reason=r, exists=False) for c, r in FULL_EVALUATION.items())
     return depth + _performance(profile)

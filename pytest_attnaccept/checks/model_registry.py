@@ -13,6 +13,7 @@ from pytest_attnaccept.checks.model_longrange import measure as measure_long_ran
 from pytest_attnaccept.checks.model_needle import measure as measure_needle
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_perplexity import measure_divergence, measure_perplexity
+from pytest_attnaccept.checks.model_speculation import measure as measure_speculation
 from pytest_attnaccept.errors import UnknownNameError
 from pytest_attnaccept.measurement import Measured
 
@@ -30,6 +31,7 @@ CHECKS: dict[str, Check] = {
     "perplexity": measure_perplexity,
     "equality": measure_equality,
     "needle": measure_needle,
+    "speculation": measure_speculation,
     "long-range": measure_long_range,
 }
 _NAMED = {"long-range": "family"}  # checks whose id goes on with a name, and the parameter that holds it

@@ -20,7 +20,7 @@ from pytest_attnaccept.state.prefix import PREFIX_CHECKS
         (protocol.CACHE, CACHE_CHECKS),
         (protocol.PREFIX_CACHE, PREFIX_CHECKS),
         (protocol.DECODER, DECODER_CHECKS),
-        ({**protocol.MODEL_EXACT, **protocol.MODEL_APPROXIMATE}, CHECKS),
+        ({**protocol.MODEL_EXACT, **protocol.MODEL_APPROXIMATE, **protocol.MODEL_DECODING}, CHECKS),
         ({**protocol.MODEL_STATE, "baseline": "measured by the check equality"}, MODEL_STATE_CHECKS),
     ],
 )
