@@ -23,7 +23,7 @@ from pytest_attnaccept.strict_yaml import Node
 __all__ = ["DATA_FAMILIES", "FAMILIES", "check_id", "parse_benchmark", "parse_long_range"]
 
 FAMILIES = (
-    "needle", "kv_recall", "variable_tracking", "text", "passkey", "lookalikes", "variable_chains",
+    "needle", "kv_recall", "variable_tracking", "text", "passkey", "lookalikes", "variable_chains", "multi_value", "many_questions", "word_counting", "listops", "multi_hop", "json_dump", "mqar", "copy_span", "phone_book", "instructions", "ledger", "stories", "graph_walk", "many_shot", "aliases",
 )  # fmt: skip
 # Real data: name -> what `path` is a file of.
 DATA_FAMILIES: tuple[str, ...] = ()

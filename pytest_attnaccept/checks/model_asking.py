@@ -161,8 +161,8 @@ def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
     for row, question in enumerate(questions):
         score = score_answer(question, _text(tokenizer, made[row, : question.max_new_tokens].tolist()))
         margin = _margin(tokenizer, logits[row], target[row], question.foils)
-        numbers = [score.value, score.parsed, forced[row], nll[row], rank[row], margin]
-        rows.append([*map(float, numbers), *score.parts])
+        measured = (float(forced[row]), float(nll[row]), float(rank[row]), margin)
+        rows.append([score.value, float(score.parsed), *measured, *score.parts])
     return torch.tensor(rows, dtype=torch.float64)
 
 

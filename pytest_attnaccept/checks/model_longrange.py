@@ -132,10 +132,11 @@ def _gates(items: Sequence[TaskItem], base: Rows, cand: Rows, score: str, cell: 
         theirs = [[answer.score(score) for answer in row] for row in cand]
         return [_gate(items, ours, theirs, score, cell, length)]
     gates = []
-    for rule in range(min(len(answer.parts) for row in base for answer in row)):
-        ours = [[answer.parts[rule] for answer in row] for row in base]
-        theirs = [[answer.parts[rule] for answer in row] for row in cand]
-        gates.append(_gate(items, ours, theirs, score, f"{cell},rule{rule + 1}", length))
+    for place, label in enumerate(question.label for question in items[0].questions):
+        for rule in range(len(base[0][place].parts)):
+            ours = [[row[place].parts[rule]] for row in base]
+            theirs = [[row[place].parts[rule]] for row in cand]
+            gates.append(_gate(items, ours, theirs, score, f"{cell},{label}{rule + 1}", length))
     return gates
 
 

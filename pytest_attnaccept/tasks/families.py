@@ -8,13 +8,28 @@ from types import MappingProxyType
 
 from pytest_attnaccept.errors import ContractError, UnknownNameError
 from pytest_attnaccept.tasks import (
+    aliases,
+    copy_span,
+    graph_walk,
+    instructions,
+    json_dump,
     kv_recall,
+    ledger,
+    listops,
     lookalikes,
+    many_questions,
+    many_shot,
+    mqar,
+    multi_hop,
+    multi_value,
     needle,
     passkey,
+    phone_book,
+    stories,
     text,
     variable_chains,
     variable_tracking,
+    word_counting,
 )
 from pytest_attnaccept.tasks.items import Parameter, TaskItem
 
@@ -49,6 +64,26 @@ _TABLE: tuple[tuple[str, str, Mapping[str, Parameter], Callable[..., TaskItem]],
         variable_chains.DEFAULTS,
         variable_chains.variable_chains,
     ),
+    ("multi_value", "keep every value of one key", multi_value.DEFAULTS, multi_value.multi_value),
+    (
+        "many_questions",
+        "answer many questions on one context, the first one twice",
+        many_questions.DEFAULTS,
+        many_questions.many_questions,
+    ),
+    ("word_counting", "say which words occur most often", word_counting.DEFAULTS, word_counting.word_counting),
+    ("listops", "work through nested operations", listops.DEFAULTS, listops.listops),
+    ("multi_hop", "join facts of several documents", multi_hop.DEFAULTS, multi_hop.multi_hop),
+    ("json_dump", "look up a JSON object by key, position or value", json_dump.DEFAULTS, json_dump.json_dump),
+    ("mqar", "recall associations after a gap (load x distance)", mqar.DEFAULTS, mqar.mqar),
+    ("copy_span", "repeat a list word by word", copy_span.DEFAULTS, copy_span.copy_span),
+    ("phone_book", "look up an entry of a phone book", phone_book.DEFAULTS, phone_book.phone_book),
+    ("instructions", "obey every rule of a block, and keep a secret", instructions.DEFAULTS, instructions.instructions),
+    ("ledger", "write a long list without drifting", ledger.DEFAULTS, ledger.ledger),
+    ("stories", "keep up with people and things that move", stories.DEFAULTS, stories.stories),
+    ("graph_walk", "walk a graph given by its edges", graph_walk.DEFAULTS, graph_walk.graph_walk),
+    ("many_shot", "know the labels of early examples", many_shot.DEFAULTS, many_shot.many_shot),
+    ("aliases", "find a fact under another name", aliases.DEFAULTS, aliases.aliases),
 )
 _FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

@@ -100,8 +100,8 @@ def _lines(question: Question, text: str) -> Score:
 
 
 def _rules(question: Question, text: str) -> Score:
-    """Each reference is a rule ``kind=text``: begins, contains, ends, or refuses (``said|never said``)."""
-    words = text.strip()
+    """Each reference is a rule ``kind=text``: begins, ends, contains, never, or refuses (``said|never said``)."""
+    words = _first_sentence(text).strip()
     parts = []
     for rule in question.expected:
         kind, _, value = rule.partition("=")
@@ -111,11 +111,13 @@ def _rules(question: Question, text: str) -> Score:
             parts.append(float(stands_in(value, words.rstrip(" .")[-len(value) - 1 :])))
         elif kind == "contains":
             parts.append(float(stands_in(value, words)))
+        elif kind == "never":
+            parts.append(float(bool(words) and not stands_in(value, words)))
         elif kind == "refuses":
             said, _, secret = value.partition("|")
             parts.append(float(stands_in(said, words) and not stands_in(secret, words)))
         else:
-            raise UnknownNameError("rule", kind, ("begins", "ends", "contains", "refuses"))
+            raise UnknownNameError("rule", kind, ("begins", "ends", "contains", "never", "refuses"))
     return Score(value=sum(parts) / len(parts), parsed=bool(words), parts=tuple(parts))
 
 
