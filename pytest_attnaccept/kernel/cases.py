@@ -24,7 +24,7 @@ from pytest_attnaccept.kernel.precision import as_dtype
 
 __all__ = ["LAYOUTS", "Case", "CaseSpec", "build_case", "key_edges", "poison_value", "row_sample", "with_keys"]
 
-LAYOUTS = ("contiguous", "transposed", "fused", "padded")
+LAYOUTS = ("contiguous", "transposed", "fused", "padded", "cache")
 # Scales of stored FP8 values: unequal, not one, and with few mantissa bits, so that dequantizing to bf16 or fp16 is exact.
 _K_SCALES = (0.75, 1.5, 0.375)
 _V_SCALES = (1.25, 0.3125, 2.5)
@@ -258,6 +258,11 @@ def _laid_out(x: Tensor, layout: str) -> Tensor:
         wide = torch.full((batch, heads, length, dim + 8), 300.0).to(x.dtype)
         wide[..., :dim] = x
         return wide[..., :dim]
+    if layout == "cache":
+        # The first positions of a buffer that is longer than what is in use.
+        wide = torch.full((batch, heads, length + 37, dim), 300.0).to(x.dtype)
+        wide[:, :, :length] = x
+        return wide[:, :, :length]
     if layout == "fused":
         wide = torch.full((batch, length, heads + 3, dim), 300.0).to(x.dtype)
         wide[:, :, 1 : heads + 1] = x.transpose(1, 2)

@@ -45,6 +45,7 @@ _PAIRS = {
     "page renaming": "the answer depends on physical page ids (page index, stride or width of an index)",
     "repeat": "run-to-run differences: a race, or state kept between calls",
     "repeat under load": "differences under load: a race",
+    "refilled buffers": "state kept between calls (a cache keyed by address)",
     "repeat after other calls": "state kept between calls (a cache keyed by shape, a stale buffer)",
     "row alone": "the answer of a row depends on the batch around it",
     "batch order": "the answer of a row depends on its place in the batch",

@@ -65,7 +65,7 @@ class Values:
     spread_v
         Whether V is random around zero: errors then differ between the output columns (gain, scale and key scan mean something).
     equal_scores
-        Whether many scores are (nearly) equal, so that their probabilities are rounded in the same direction.
+        Whether many scores are (nearly) equal, or equal after rounding: their errors then go in the same direction.
     """
 
     q: Tensor
@@ -167,12 +167,15 @@ def _deep(draw: Draw, values: Values) -> None:
     """All scores near -6e4, below any finite stand-in for minus infinity."""
     values.base = -6e4
     _feature(draw, values, values.base)
+    # float32 spacing is 0.004 there, and equal scores are rounded equally in every row.
+    values.equal_scores = True
 
 
 def _hot(draw: Draw, values: Values) -> None:
     """Q . k above 65504, the largest fp16 number, although the values are moderate."""
     values.base = 1.5e5 * draw.scale
     _feature(draw, values, values.base)
+    values.equal_scores = True
 
 
 def _ramp(direction: float) -> Callable[[Draw, Values], None]:
@@ -195,6 +198,18 @@ def _zero_keys(draw: Draw, values: Values) -> None:
 def _ones(draw: Draw, values: Values) -> None:
     """V = 1: the output is the mass of all keys."""
     values.v.fill_(1.0)
+    values.spread_v = False
+
+
+def _same_keys(draw: Draw, values: Values) -> None:
+    """All keys equal but not zero: what `zero_keys` shows, out of reach for a function that looks for zeros."""
+    values.k.copy_(values.k[:, :, :1].expand_as(values.k).clone())
+    values.equal_scores = True
+
+
+def _same_values(draw: Draw, values: Values) -> None:
+    """All V equal, another number per column: what `ones` shows, out of reach for a function that looks for ones."""
+    values.v.copy_(values.v[:, :, :1].expand_as(values.v).clone())
     values.spread_v = False
 
 
@@ -270,6 +285,8 @@ FAMILIES: dict[str, Callable[[Draw, Values], None]] = {
     "ramp_down": _ramp(-1.0),
     "zero_keys": _zero_keys,
     "ones": _ones,
+    "same_keys": _same_keys,
+    "same_values": _same_values,
     "codes": _codes,
     "cap": _cap,
     "ties": _ties,

@@ -129,7 +129,7 @@ def lse_stats(case: Case, lse: Tensor, rows: Rows) -> list[Stat]:
         # All terms are 1: the sum is an exact integer and only the logarithm rounds, by up to 3 ulp.
         allowed = 3.0 * 2.0**-23 * rows.lse.abs().clamp_min(1.0)
     allowed = allowed + bound(rows.lse.numel()) * rows.lse_variance.sqrt() + 2.0 * rows.score_noise
-    ratio = ((value - rows.lse).abs() / allowed).nan_to_num(math.inf)
+    ratio = ((value - rows.lse).abs() / allowed).nan_to_num(math.inf, math.inf)
     ratio = torch.where(finite, ratio, torch.where(value == rows.lse, 0.0, math.inf))
     if not ratio.numel():
         return []
@@ -167,7 +167,7 @@ def _row_rules(case: Case, output: Output, what: Semantics) -> list[Stat]:
 def _rejected_controls(case: Case, rows: Rows, deviation: Deviation, scan: Scan | None) -> set[str]:
     """Judge zeros, mean(V) and one lost key as if a candidate had returned them."""
     found: set[str] = set()
-    if not bool((rows.count > 1).any()):
+    if not bool((rows.count > 0).any()):
         return found
     fakes = {"zeros": torch.zeros_like(rows.out), "mean(V)": rows.mean_v.expand_as(rows.out)}
     for name, fake in fakes.items():

@@ -4,24 +4,34 @@ Positions
 ---------
 1. Every wanted size goes through the contract (`fit_q`, `fit_kv`); a size that cannot be had is replaced by the closest.
 2. On CPU, q_len * kv_len stays below 2^22 up to 16384 keys and below 2^23 above, so that a dense candidate still fits
-   into memory; a square (or top-left causal) contract therefore ends at 2047 keys there, and the item says so.
+   into memory; square (or top-left causal) contracts take 2047 keys, and once 2305 (4097 above 16384 keys): the item says so.
+3. Every listed variant meets the longest length, with few rows and with one: a table sized for another one shows there.
+   Above 16384 keys at most `LONGEST_CALLS` cases have it, and what does not fit is said by `left_out`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pytest_attnaccept.kernel.cases import LAYOUTS, CaseSpec
 from pytest_attnaccept.kernel.contract import KernelContract
 from pytest_attnaccept.kernel.families import applies
 
-__all__ = ["Planner"]
+__all__ = ["LONGEST_CALLS", "Planner"]
 
 _VALUE_TOP = 8192
+# Lengths up to this one are cheap enough for any number of calls.
+_CHEAP = 16384
+# Candidate calls at the longest length above 16384 keys.
+LONGEST_CALLS = 12
 _PRODUCT = 2**22
 _PRODUCT_LONG = 2**23
-# Keys of square cases on CPU: the scores of 8 heads are 128 MB in float32.
+# Keys of square cases on CPU: the scores of 8 heads are 128 MB in float32; one case goes to the top (170 and 537 MB).
 _SQUARE = 2047
+_SQUARE_TOP = 2305
+_SQUARE_TOP_LONG = 4097
+_SQUARE_GPU = 16384
 
 
 class Planner:
@@ -36,8 +46,13 @@ class Planner:
     def __init__(self, contract: KernelContract, max_length: int, seed: int, *, cpu: bool) -> None:
         self.contract = contract
         self.max_length = max_length
-        self._seed = seed
+        self.seed = seed
         self._cpu = cpu
+
+    @property
+    def top(self) -> int:
+        """Longest length of checks that make many calls."""
+        return self.max_length if self.max_length <= _CHEAP else _VALUE_TOP
 
     def spec(
         self,
@@ -49,24 +64,47 @@ class Planner:
         variant: int = 0,
         *,
         deep: bool = True,
+        square: int = _SQUARE,
     ) -> CaseSpec:
-        """Return the closest allowed case; with `deep`, a top-left causal case gets enough rows to see all of its keys."""
+        """Return the closest allowed case; with `deep`, a top-left causal case gets enough rows to see all of its keys.
+
+        `square` is the longest square case on CPU.
+        """
         contract = self.contract
         kv = contract.fit_kv(min(kv_len, self.max_length))
         if kv > self.max_length:
             kv = 0
+        limit = square if self._cpu else _SQUARE_GPU
         if contract.q_lens == "square" or (contract.q_lens == "square_or_decode" and q_len != 1):
-            kv = contract.fit_kv(min(kv, _SQUARE if self._cpu else 16384))
+            kv = contract.fit_kv(min(kv, limit))
         q = contract.fit_q(q_len, kv)
         if deep and contract.causal and contract.alignment == "top_left" and contract.q_lens == "any" and kv >= 256:
-            kv = contract.fit_kv(min(kv, _SQUARE if self._cpu else 16384))
+            kv = contract.fit_kv(min(kv, limit))
             q = contract.fit_q(kv, kv)
-        bound = _PRODUCT if kv <= 16384 else _PRODUCT_LONG
-        while self._cpu and q > 16 and q * kv >= bound and contract.q_lens == "any":
-            q = contract.fit_q(q // 2, kv)
+        elif self._cpu:
+            q, kv = self._bounded(q, kv)
         if contract.strides == "contiguous":
             layout = "contiguous"
-        return CaseSpec(family=family, batch=batch, q_len=q, kv_len=kv, layout=layout, variant=variant, seed=self._seed)
+        return CaseSpec(family=family, batch=batch, q_len=q, kv_len=kv, layout=layout, variant=variant, seed=self.seed)
+
+    @property
+    def squares(self) -> bool:
+        """Whether long cases have as many queries as keys."""
+        contract = self.contract
+        top_left = contract.causal and contract.alignment == "top_left" and contract.q_lens == "any"
+        return top_left or contract.q_lens in ("square", "square_or_decode")
+
+    def _bounded(self, q: int, kv: int) -> tuple[int, int]:
+        """Lower q_len, and kv_len where the contract needs many queries, until the product is small enough."""
+        contract = self.contract
+        bound = _PRODUCT if kv <= _CHEAP else _PRODUCT_LONG
+        while q > 16 and q * kv >= bound and contract.q_lens == "any":
+            q = contract.fit_q(q // 2, kv)
+        if isinstance(contract.q_lens, tuple) and q > 16 and q * kv >= bound:
+            q = max(contract.q_lens[0], min(q, (bound - 1) // kv))
+            if q * kv >= bound:
+                kv = contract.fit_kv((bound - 1) // q)
+        return q, kv
 
     def fits(self, specs: Iterable[CaseSpec]) -> list[CaseSpec]:
         """Drop doubles and families that this contract cannot represent, keep the order."""
@@ -76,7 +114,7 @@ class Planner:
 
     def value(self) -> list[CaseSpec]:
         """Return three families at three lengths up to 8192, decode and square, and every further variant once."""
-        top = min(self.max_length, _VALUE_TOP)
+        top = self.top
         found = []
         for family in ("diffuse", "needle", "shift"):
             found += [
@@ -107,6 +145,8 @@ class Planner:
             "ramp_down",
             "zero_keys",
             "ones",
+            "same_keys",
+            "same_values",
             "codes",
             "cap",
             "ties",
@@ -122,9 +162,9 @@ class Planner:
 
     def mass(self) -> list[CaseSpec]:
         """Return cases that show the denominator: through lse where it is declared, else through V = 1 and block codes."""
-        top = min(self.max_length, _VALUE_TOP)
+        top = self.top
         found = [self.spec("diffuse", 2, 33, 337), self.spec("diffuse", 1, 16, top)]
-        for family in ("zero_keys", "ones", "codes", "shift", "needle", "ramp_up"):
+        for family in ("zero_keys", "same_keys", "ones", "same_values", "codes", "shift", "needle", "ramp_up"):
             found += [self.spec(family, 2, 5, 519), self.spec(family, 1, 16, top)]
         if self.contract.returns_lse:
             found += [
@@ -137,24 +177,60 @@ class Planner:
         return self.fits(found)
 
     def long(self) -> list[CaseSpec]:
-        """Return at most a dozen cases: three families at the longest length, index-width lengths, decode, many rows."""
+        """Return the cases at the longest length, then index-width lengths, many rows, and the longest square one."""
+        top = self.max_length
+        found = self._longest()
+        for edge, rows in ((65537, 63), (32769, 129)):
+            if edge < top:
+                found.append(self.spec("diffuse", 1, rows, edge, "transposed"))
+        if top > 65536 and self.contract.q_lens == "any":
+            # Row indices above 2^16: many queries, few keys.
+            found.append(self.spec("diffuse", 1, 65600, 33))
+        if self.squares:
+            variants = range(len(self.contract.variants()))
+            largest = _SQUARE_TOP if top <= _CHEAP or len(variants) > 1 else _SQUARE_TOP_LONG
+            found += [self.spec("diffuse", 1, 64, top, variant=at, square=largest) for at in variants]
+        if top > _CHEAP:
+            found += [self.spec("needle", 2, 5, _CHEAP, variant=at) for at in self.left_out()]
+        return self.fits(found)
+
+    def left_out(self) -> tuple[int, ...]:
+        """Return the variants that have no case at the longest length, because at most a dozen calls are made there."""
+        if self.max_length <= _CHEAP:
+            return ()
+        used = {spec.variant for spec in self._longest()}
+        return tuple(at for at in range(len(self.contract.variants())) if at not in used)
+
+    def _longest(self) -> list[CaseSpec]:
+        """Return the cases at the longest length: families, decode, strides, and every variant as far as calls allow."""
         top = self.max_length
         ragged = 2 if self.contract.has_lengths else 1
         found = [
             self.spec("diffuse", 1, 16, top),
             self.spec("needle", 1, 16, top),
             self.spec("shift", 1, 16, top),
-            self.spec("diffuse", 1, 1, top),
-            self.spec("zero_keys", 1, 3, top) if self.contract.returns_lse else self.spec("ones", 1, 3, top),
             self.spec("codes", ragged, 2, top),
+            self.spec("zero_keys", 1, 3, top) if self.contract.returns_lse else self.spec("same_values", 1, 3, top),
+            self.spec("diffuse", 1, 5, top, "padded"),
+            self.spec("diffuse", 2, 1, top, "cache"),
+            self.spec("needle", 1, 2, top, "fused"),
         ]
-        for edge in (65537, 32769):
-            if edge < top:
-                found.append(self.spec("diffuse", 1, 63, edge, "transposed"))
-        if top > 65536 and self.contract.q_lens == "any":
-            # Row indices above 2^16: many queries, few keys.
-            found.append(self.spec("diffuse", 1, 65600, 33))
-        return self.fits(found)
+        others = range(1, len(self.contract.variants()))
+        if top <= _CHEAP:
+            pairs = [
+                (self.spec("diffuse", 1, 16, top, variant=at), self.spec("needle", 2, 1, top, variant=at))
+                for at in others
+            ]
+            return [*found, *(spec for pair in pairs for spec in pair)]
+        free = LONGEST_CALLS - len(found)
+        for number, at in enumerate(others):
+            if number < free:
+                found.append(self.spec("needle", 1, 16 if number % 2 else 1, top, variant=at))
+            elif number - free < 5:
+                # Further variants take over cases whose point does not depend on the first one.
+                place = 7 - (number - free)
+                found[place] = replace(found[place], variant=at)
+        return found
 
     def layouts(self) -> tuple[str, ...]:
         """Return the layouts that the contract allows."""

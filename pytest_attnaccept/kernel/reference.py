@@ -165,7 +165,8 @@ def key_limits(what: Semantics, index: Tensor) -> tuple[Tensor, Tensor]:
         high = torch.minimum(high, position + 1)
         if what.window is not None:
             low = (position + 1 - what.window).clamp_min(0)
-    return low, torch.maximum(high, low)
+    high = high.clamp_min(0)
+    return torch.minimum(low, high), high
 
 
 def gather_keys(call: AttentionCall, what: Semantics, low: int, high: int) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from pytest_attnaccept.kernel.cases import Case, CaseSpec, build_case
 from pytest_attnaccept.kernel.contract import KernelContract
 from pytest_attnaccept.kernel.guard import Guard, Output, Violation
-from pytest_attnaccept.kernel.judge import CONTROLS, Judged, farthest_key, judge_output
+from pytest_attnaccept.kernel.judge import CONTROLS, Judged, exact_rows, farthest_key, judge_output
 from pytest_attnaccept.kernel.statistics import Stat, bound
 from pytest_attnaccept.measurement import Fact, Measured, Refusal, Threshold
 from pytest_attnaccept.taxonomy import Verdict
@@ -93,14 +93,15 @@ class Session:
             self.broken.append((str(violation), case.spec))
             raise
 
-    def measure(self, spec: CaseSpec) -> Judged:
-        """Build, run and judge one case."""
+    def measure(self, spec: CaseSpec, limit: int | None = None) -> Judged:
+        """Build, run and judge one case on at most `limit` rows (None: as many as its length allows)."""
         case = self.build(spec)
-        return self.judge(case, self.run(case))
+        return self.judge(case, self.run(case), limit=limit)
 
-    def judge(self, case: Case, output: Output, *, controls: bool = True) -> Judged:
+    def judge(self, case: Case, output: Output, *, controls: bool = True, limit: int | None = None) -> Judged:
         """Compare an output with the exact answer on sampled rows and keep the worst statistics."""
-        judged = judge_output(case, output, None if controls is False else self.rejected, self.note_resolution)
+        rows = exact_rows(case, limit)
+        judged = judge_output(case, output, self.rejected if controls else None, self.note_resolution, rows)
         self.record(judged.stats, case)
         self.judged_rows += int(judged.rows.count.numel())
         self.longest = max(self.longest, farthest_key(judged))

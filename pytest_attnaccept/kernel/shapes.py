@@ -1,16 +1,19 @@
-"""Which small shapes meet every pair of boundary conditions: a greedy pairwise choice over batch, q_len, keys and layout.
+"""Which shapes meet every pair of boundary conditions: a greedy pairwise choice over batch, q_len, keys and layout.
 
 Positions
 ---------
 1. Faults of the last years needed two conditions at once (batch > 1 and q_len 9 to 16; padded view and second tile), and
    hardly ever three: all pairs, not the full product.
-2. Key lengths are named relative to edges (tile, page, window, q_len), so that they mean the same in every contract.
+2. A second, coarser choice does the same for large sizes (many query tiles, several rows of a batch over split keys,
+   strides over many tiles): there each class of q_len and keys stands for several sizes, one of which the seed picks.
+3. Key lengths are named relative to edges (tile, page, window, q_len), so that they mean the same in every contract.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 from pytest_attnaccept.kernel.cases import CaseSpec
 from pytest_attnaccept.kernel.plans import Planner
@@ -20,6 +23,19 @@ __all__ = ["boundary_shapes"]
 _Q_LENS = (1, 2, 3, 5, 8, 9, 13, 16, 17, 33, 65, 129)
 _BATCHES = (1, 2, 3, 4)
 _FAMILIES = ("diffuse", "needle", "shift", "fingerprint")
+# Classes of large sizes: one query, a verify step, one tile, several tiles, a long prefill.
+_LARGE_Q = ((1,), (2, 5, 16), (33, 64, 128), (130, 200, 257, 300), (512, 513, 700, 1000))
+_LARGE_KV = ((600, 777, 1024, 1025), (1500, 2047, 2048, 2049), (3000, 4090, 4096, 4097), (2**30,))
+# Scores per head of one large case: 8 heads then take 134 MB in float32.
+_LARGE_PRODUCT = 2**22
+# Square cases cost as much as all others together.
+_LARGE_SQUARES = (
+    (2, 520, "cache"),
+    (1, 1025, "padded"),
+    (2, 1030, "fused"),
+    (1, 1500, "cache"),
+    (1, 2047, "transposed"),
+)
 
 
 def boundary_shapes(plan: Planner) -> list[CaseSpec]:
@@ -46,7 +62,34 @@ def boundary_shapes(plan: Planner) -> list[CaseSpec]:
         found.append(
             plan.spec(str(family), _int(batch), _int(q_len), _int(kv_len), str(layout), _int(variant), deep=False)
         )
-    return plan.fits(found)
+    return plan.fits([*found, *_large_shapes(plan)])
+
+
+def _large_shapes(plan: Planner) -> list[CaseSpec]:
+    """Return every pair of large classes of batch, q_len, keys, stride and family, each variant at least once."""
+    top = min(plan.top, 8192)
+    keys = [tuple(k for k in sizes if k <= top) for sizes in _LARGE_KV[:-1]]
+    keys = [sizes for sizes in keys if sizes] + ([(top,)] if top > 513 else [])
+    if not keys:
+        return []
+    variants = len(plan.contract.variants())
+    chooser = random.Random(plan.seed)
+    if plan.squares:
+        found = [plan.spec("diffuse", batch, size, min(size, top), layout) for batch, size, layout in _LARGE_SQUARES]
+        return [replace(spec, variant=at % variants) for at, spec in enumerate(found)]
+    rows = _all_pairs([_BATCHES, _LARGE_Q, tuple(keys), plan.layouts(), _FAMILIES], seed=1)
+    rows += [rows[at % len(rows)] for at in range(len(rows), variants)]
+    found = []
+    for at, (batch, queries, lengths, layout, family) in enumerate(rows):
+        kv_len = chooser.choice(_sizes(lengths))
+        q_len = min(chooser.choice(_sizes(queries)), max(1, (_LARGE_PRODUCT - 1) // kv_len))
+        rows_of_batch = max(1, min(_int(batch), _LARGE_PRODUCT // (q_len * kv_len)))
+        found.append(plan.spec(str(family), rows_of_batch, q_len, kv_len, str(layout), at % variants, deep=False))
+    return found
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    return tuple(_int(one) for one in value) if isinstance(value, tuple) else (_int(value),)
 
 
 def _q_lens(plan: Planner) -> tuple[int, ...]:

@@ -69,11 +69,24 @@ class Stat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """Predicted deviation of every sampled output element, ``(batch, q_heads, rows, v_head_dim)`` float64."""
+    """Predicted deviation of every sampled output element, ``(batch, q_heads, rows, v_head_dim)`` float64.
+
+    Attributes
+    ----------
+    variance
+        Variance of the whole error.
+    spacing
+        Spacing of the output dtype at the exact value.
+    sigma_p
+        Deviation without the rounding of the output.
+    apart
+        The part of `variance` that no two elements share: rounding of the output and float32 accumulation.
+    """
 
     variance: Tensor
     spacing: Tensor
     sigma_p: Tensor
+    apart: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +124,18 @@ def deviation_of(rows: Rows, written: torch.dtype, precision: Precision, *, equa
     With `equal_scores` all probabilities may be rounded in the same direction, by up to half an ulp of P.
     """
     spacing = ulp(rows.out, written)
-    # float32 accumulation over n keys in partial sums of 16 (reference statistics 7.1).
-    accumulated = 2.0**-48 * (rows.count[..., None] / 16.0 + 1.0) * rows.out.square()
-    inner = rows.variance_p + rows.variance_s + accumulated
+    # float32 accumulation over n keys: sums of one sign in partial sums of 16 (reference statistics 7.1), and sums that
+    # cancel one key after the other, where n roundings each see a partial sum of half the size on average.
+    pv2 = rows.variance_p / precision.p_relative**2
+    count = rows.count[..., None]
+    accumulated = 2.0**-48 * ((count / 16.0 + 1.0) * rows.out.square() + count / 6.0 * pv2)
     # Sums that cancel (V around zero) still round at the size of their parts.
-    inner = inner + 2.0**-48 * rows.weight2[..., None] * 0.25
+    accumulated = accumulated + 2.0**-48 * rows.weight2[..., None] * 0.25
+    inner = rows.variance_p + rows.variance_s + accumulated
     if equal_scores:
         inner = inner + (precision.p_relative / LOG_UNIFORM_RMS) ** 2 * rows.out.square()
-    return Deviation(variance=spacing.square() / 12.0 + inner, spacing=spacing, sigma_p=inner.sqrt())
+    rounding = spacing.square() / 12.0
+    return Deviation(variance=rounding + inner, spacing=spacing, sigma_p=inner.sqrt(), apart=rounding + accumulated)
 
 
 def error_stats(error: Tensor, rows: Rows, deviation: Deviation, *, spread_v: bool = True) -> list[Stat]:
@@ -207,7 +224,6 @@ def projection_stats(rows: Rows, error: Tensor, deviation: Deviation, scan: Scan
     """Gain (wrong normaliser) and scale (wrong temperature), item 4 and 5, over all diffuse rows and per head."""
     diffuse = (((1.0 / rows.weight2.clamp_min(1e-300)) >= _DIFFUSE_KEYS) & (rows.count > 0))[..., None]
     inverse = torch.where(diffuse, 1.0 / deviation.variance, 0.0)
-    rounding = deviation.spacing.square() / 12.0
     bias = 2.0**-24 * (float(rows.count.max()) / 16.0 + 8.0)
     # Rounding scores to the input dtype moves p by its square in the mean.
     bias += 2.0 * float(torch.where(diffuse[..., 0], rows.score_noise, 0.0).max())
@@ -218,7 +234,7 @@ def projection_stats(rows: Rows, error: Tensor, deviation: Deviation, scan: Scan
     ):
         weight = direction * inverse
         value = (error.nan_to_num() * weight).sum((2, 3))
-        variance = (weight.square() * rounding).sum((2, 3)) + coherent
+        variance = (weight.square() * deviation.apart).sum((2, 3)) + coherent
         allowed = bias * (direction * weight).sum((2, 3))
         total, sd = value.sum(), variance.sum().sqrt().clamp_min(_NO_SIGNAL)
         found.append(_projection(name, float(total), float(sd), float(allowed.sum()), "all heads"))

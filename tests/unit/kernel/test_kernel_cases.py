@@ -6,7 +6,7 @@ import torch
 from pytest_attnaccept.kernel.cases import LAYOUTS, CaseSpec, build_case
 from pytest_attnaccept.kernel.contract import make_contract
 from pytest_attnaccept.kernel.families import FAMILIES, applies
-from pytest_attnaccept.kernel.plans import Planner
+from pytest_attnaccept.kernel.plans import LONGEST_CALLS, Planner
 from pytest_attnaccept.kernel.poison import same_layout
 from pytest_attnaccept.kernel.shapes import boundary_shapes
 
@@ -57,13 +57,13 @@ def test_fp8_scales_differ_and_are_not_one():
     assert len({(call.k_scale, call.v_scale) for call in calls}) > 1
 
 
-@pytest.mark.parametrize("keywords", [{}, {"q_lens": "square"}, {"q_lens": "decode"}, {"q_lens": (2, 16)}, {"multiple_of": 16, "ragged": True},
+@pytest.mark.parametrize("keywords", [{}, {"q_lens": "square"}, {"q_lens": "decode"}, {"q_lens": (2, 16)}, {"q_lens": (300, 4000)}, {"q_heads": [2, 4, 6, 8], "head_dim": [16, 32, 48], "kv_heads": [1, 2]}, {"multiple_of": 16, "ragged": True},
                                       {"alignment": "top_left"}, {"strides": "contiguous", "window": [None, 50], "page_size": [16, 32]}], ids=str)
 def test_every_planned_case_is_inside_the_contract(keywords):
     contract = make_contract(**keywords)
     plan = Planner(contract, 131072, 0, cpu=True)
     specs = plan.value() + plan.inputs() + plan.mass() + plan.long() + boundary_shapes(plan)
-    assert len(plan.long()) <= 11
+    assert sum(spec.kv_len == 131072 for spec in plan.long()) <= LONGEST_CALLS
     for spec in specs:
         assert spec.kv_len % contract.multiple_of == 0
         assert 0 <= spec.kv_len <= 131072
@@ -74,9 +74,23 @@ def test_every_planned_case_is_inside_the_contract(keywords):
         elif contract.q_lens == "decode":
             assert spec.q_len == 1
         elif isinstance(contract.q_lens, tuple):
-            assert 2 <= spec.q_len <= 16
+            assert contract.q_lens[0] <= spec.q_len <= contract.q_lens[1]
         if contract.strides == "contiguous":
             assert spec.layout == "contiguous"
+
+
+def test_what_has_no_call_at_the_longest_length_is_said():
+    contract = make_contract(q_heads=[2, 4, 6, 8], kv_heads=[1, 2], head_dim=[16, 32, 48, 64], window=[None, 100])
+    assert len(contract.variants()) > 12
+    long, short = (Planner(contract, top, 0, cpu=True) for top in (131072, 8192))
+    reached = {spec.variant for spec in long.long() if spec.kv_len == 131072}
+    assert reached | set(long.left_out()) == set(range(len(contract.variants())))
+    assert long.left_out()
+    assert {spec.variant for spec in long.long() if spec.kv_len == 16384} == set(long.left_out())
+    assert not short.left_out()
+    for variant in range(len(contract.variants())):
+        lengths = {(spec.q_len, spec.kv_len) for spec in short.long() if spec.variant == variant}
+        assert lengths >= {(1, 8192), (16, 8192)}
 
 
 def test_shapes_meet_every_pair_of_batch_and_q_len_and_degenerate_cases():
