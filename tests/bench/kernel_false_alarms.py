@@ -33,8 +33,8 @@ WEIGHTS = (6, 4, 4, 4, 3, 1, 2, 1)
 def draw(chooser: random.Random) -> tuple[str, Callable[..., Any], dict[str, Any]]:
     """Draw an implementation and a contract that it keeps."""
     dtype = chooser.choice(["bfloat16", "bfloat16", "float16", "float32"])
-    heads = chooser.choice([(8, 2), (8, 8), (8, 1), (10, 2), (6, 3)])
-    base: dict[str, Any] = {"dtype": dtype, "q_heads": heads[0], "kv_heads": heads[1], "head_dim": chooser.choice([32, 64, 80, 128])}
+    heads = chooser.choice([(8, 2), (8, 8), (8, 1), (10, 2), (6, 3), (14, 2), (5, 1)])
+    base: dict[str, Any] = {"dtype": dtype, "q_heads": heads[0], "kv_heads": heads[1], "head_dim": chooser.choice([16, 32, 64, 80, 128])}
     kind = chooser.choice(["sdpa default", "sdpa math", "sdpa flash", "transformers eager", "naive", "emulation", "emulation", "emulation"])
     if kind.startswith("sdpa"):
         pick = {"default": None, "math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}[kind.split()[1]]
@@ -82,7 +82,7 @@ def main() -> None:
         chooser = random.Random(seed)
         name, fn, keywords = draw(chooser)
         check = chooser.choices(CHECKS, WEIGHTS)[0]
-        length = chooser.choice([65, 130, 200, 257, 300, 513]) if seed % 100 else 8192
+        length = chooser.choice([65, 130, 200, 257, 300, 513, 700, 1100]) if seed % 100 else 8192
         measured = measure_kernel(check, fn, make_contract(**keywords), max_length=length, seed=seed, device="cpu")
         if any(refusal.verdict is Verdict.NOT_APPLICABLE for refusal in measured.refusals):
             neutral += 1
