@@ -38,17 +38,19 @@ _CHECKS = {
     "divergence": ("documents", "tier", "continuation"),
     "perplexity": ("documents", "tier", "continuation"),
     "needle": ("tiers", "contexts", "questions_per_context", "depths"),
+    "budget-curve": ("budgets", "tier", "contexts", "questions_per_context"),
+    "length-curve": ("lengths", "operating", "contexts", "beyond", "questions_per_context", "documents"),
 }
 _OWN_SCHEMA = {"long-range": parse_long_range, "benchmark": parse_benchmark}
-_LISTS = ("tiers",)
-_FRACTIONS = ("tier", "tiers")  # multiples of the trained length; every other setting is a count
+_LISTS = ("tiers", "budgets", "lengths")
+_FRACTIONS = ("tier", "tiers", "lengths", "operating", "budgets")  # of the trained length or the context; else: counts
 _SURFACES = {
     Surface.KERNEL: ("max_length",),
     Surface.CACHE: ("programs",),
     Surface.PREFIX_CACHE: ("programs",),
 }
 _PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
-LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples", "long-range", "benchmark")
+LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples", "long-range", "benchmark", "halving")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

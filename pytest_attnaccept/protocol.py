@@ -112,7 +112,11 @@ MODEL_APPROXIMATE = {
     "perplexity": "language modelling through the cache, by document",
     "needle": "retrieval with the question after compression: the worst case of a lossy cache",
     "long-range": "further task families (multi-hop, aggregation, tracking)",
+    "budget-curve": "retrieval at halved budgets: how far down is it certified, and where is the cliff",
+    "length-curve": "retrieval and text below and beyond the trained length: to which length is it certified",
 }
+CURVES = ("budget-curve", "length-curve")
+BUDGETS = ("kv_budget", "window")  # knobs that a budget curve varies
 MODEL_DECODING = {
     "speculation": "drafts over a lossy stack give that stack's own tokens; acceptance length before and after",
 }
@@ -184,7 +188,7 @@ def required_depth(
             for c, r in {**MODEL_EXACT, **MODEL_STATE}.items()
         )
     else:
-        depth = _model_depth(kind, profile, where)
+        depth = _model_depth(stack, profile, where)
         if any(e.method.name in DRAFTED for e in stack):
             depth += tuple(
                 Requirement(check=c, reason=r, params=profile.check_params(c)) for c, r in MODEL_DECODING.items()
@@ -194,7 +198,8 @@ def required_depth(
     return depth + _performance(profile)
 
 
-def _model_depth(kind: Kind, profile: Profile, where: str) -> tuple[Requirement, ...]:
+def _model_depth(stack: Sequence[StackEntry], profile: Profile, where: str) -> tuple[Requirement, ...]:
+    kind = stack_kind(stack)
     if not any(check in profile.checks for check in QUALITY):
         raise UsageError(
             f"{where}: profile {profile.name} measures no quality ({' or '.join(QUALITY)} under checks:), so it cannot gate"
@@ -204,6 +209,8 @@ def _model_depth(kind: Kind, profile: Profile, where: str) -> tuple[Requirement,
     if kind is Kind.ARCHITECTURE:
         # Another model has no identity setting and no KV claim; its quality is still compared with what it replaces.
         checks = {k: v for k, v in checks.items() if k in QUALITY}
+    if not any(entry.knobs.get(name) is not None for entry in stack for name in BUDGETS):
+        checks.pop("budget-curve", None)
     # A window of 4096 cannot act on a prompt of 1k, which is no reason against that item when another one reaches it.
     reach = {"longest_tier": _longest_tier(profile)}
     depth: list[Requirement] = []
@@ -211,11 +218,21 @@ def _model_depth(kind: Kind, profile: Profile, where: str) -> tuple[Requirement,
         if check not in profile.checks:
             continue
         params = {**profile.check_params(check), **reach}
+        if check in CURVES:
+            params = {**_needle_size(profile), **params}
         if check in _EXPANDED:
             depth.extend(_EXPANDED[check](params, reason))
         else:
             depth.append(Requirement(check=check, reason=reason, params=params))
     return tuple(depth)
+
+
+def _needle_size(profile: Profile) -> dict[str, object]:
+    """Return size and margin of the needle items: a curve asks the same contexts, so that their answers are shared."""
+    size = {k: v for k, v in profile.checks.get("needle", {}).items() if k in ("contexts", "questions_per_context")}
+    margins = {"margin": "needle", "halving": "halving"}
+    limits = {name: profile.limits[limit].max for name, limit in margins.items() if limit in profile.limits}
+    return {**size, **limits, "alpha": profile.alpha}
 
 
 def _longest_tier(profile: Profile) -> float:

@@ -37,6 +37,17 @@ class Params:
             raise ContractError(f"{self.check}: {name}={value!r} must be a number greater than {low:g}")
         return float(value)
 
+    def numbers(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """Return a non-empty list of numbers greater than zero."""
+        value = self.given.get(name, default)
+        if not isinstance(value, (list, tuple)) or not value:
+            raise ContractError(f"{self.check}: {name}={value!r} must be a list of numbers")
+        return tuple(Params(check=self.check, given={name: each}).number(name, 1.0) for each in value)
+
+    def optional_number(self, name: str) -> float | None:
+        """Return a number greater than zero, or None when it is not set."""
+        return None if self.given.get(name) is None else self.number(name, 1.0)
+
     def text(self, name: str, default: str) -> str:
         """Return a text parameter."""
         value = self.given.get(name, default)

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pytest_attnaccept.checks.model_budget_curve import measure as measure_budget_curve
 from pytest_attnaccept.checks.model_equality import measure as measure_equality
 from pytest_attnaccept.checks.model_footprint import measure as measure_footprint
 from pytest_attnaccept.checks.model_identity import measure as measure_identity
+from pytest_attnaccept.checks.model_length_curve import measure as measure_length_curve
 from pytest_attnaccept.checks.model_longrange import measure as measure_long_range
 from pytest_attnaccept.checks.model_needle import measure as measure_needle
 from pytest_attnaccept.checks.model_params import Params
@@ -33,6 +35,8 @@ CHECKS: dict[str, Check] = {
     "needle": measure_needle,
     "speculation": measure_speculation,
     "long-range": measure_long_range,
+    "budget-curve": measure_budget_curve,
+    "length-curve": measure_length_curve,
 }
 _NAMED = {"long-range": "family"}  # checks whose id goes on with a name, and the parameter that holds it
 _NEEDLE = re.compile(r"needle-(\d+(?:\.\d+)?)x")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_attnaccept.checks.model_budgets import budget_knobs, budget_share, knobs_at, rebuilder
 from pytest_attnaccept.checks.model_evidence import TOKEN_ONLY
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_sides import build_side, with_model
@@ -56,6 +57,8 @@ class ModelSession:
         Results that several checks share (the text pass, soundness), by key.
     answered
         Answers of each side by batch of contexts, by the side's id (sides live as long as the session).
+    rebuild
+        Makes the candidate with other knobs of the method that has a budget; None when that is not possible.
     """
 
     baseline: Side
@@ -70,6 +73,7 @@ class ModelSession:
     findings: tuple[Refusal, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict)
     answered: dict[int, dict[Hashable, Tensor]] = field(default_factory=dict)
+    rebuild: Callable[[Mapping[str, object]], Side] | None = None
 
     @property
     def claim(self) -> Claim:
@@ -100,6 +104,21 @@ class ModelSession:
         foreign = self.identity is None and self.candidate.changes
         small = max(_parameters(side.model) for side in (self.baseline, self.candidate)) <= _SMALL_MODEL
         return _BATCH if small and not foreign and not self.baseline.changes else 1
+
+    def budget(self, tokens: int) -> float | None:
+        """Return the budget of the stack as a share of `tokens`, or None when no method has one."""
+        knobs = budget_knobs(self.stack)
+        return None if knobs is None else budget_share(knobs, tokens)
+
+    def at_budget(self, share: float, tokens: int) -> Side | None:
+        """Return the candidate with `share` of `tokens` as its budget, or None when it cannot be built so."""
+        if self.rebuild is None:
+            return None
+        key = f"budget:{share!r}:{tokens}"
+        if key not in self.memo:
+            self.memo[key] = self.rebuild(knobs_at(self.stack, share, tokens))
+        side: Side = self.memo[key]
+        return side
 
     @property
     def trained_length(self) -> int | None:
@@ -236,6 +255,7 @@ def open_session(
         device=device,
         dtype=str(next(first.model.parameters()).dtype).removeprefix("torch."),
         weights={"baseline": after, "candidate": theirs},
+        rebuild=rebuilder(candidate, base_model, first.model, stack, device=device, dtype=name, seed=seed),
         findings=_findings(first, second, stack, edited=after != before, same_weights=same),
     )
 

@@ -1,0 +1,206 @@
+"""`length-curve`: retrieval and text at 1/4, 1/2, 1, 2 and 4 trained lengths: to which length is the change certified?
+
+Positions
+---------
+1. Lengths up to the operating one (1 x the trained length unless the profile says otherwise) carry gates. Longer ones say
+   how far the certified range goes; with a limit ``halving`` the first longer length is gated too.
+2. Beyond the trained length the comparison is with the baseline at that length. A baseline that fails there makes the
+   point void, and nothing is claimed. NaN, a likelihood worse than a blind guess and loops fail all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.checks.curve_points import Point, cliff, plan_of, point_table, walk
+from pytest_attnaccept.checks.model_data import batches, documents
+from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
+from pytest_attnaccept.checks.model_free import excess_p, free_run
+from pytest_attnaccept.checks.model_needle import DEFAULTS as NEEDLE
+from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.engines.calls import NonFiniteError
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.through_cache import teacher_forced
+from pytest_attnaccept.errors import ContractError, EngineError
+from pytest_attnaccept.measurement import Fact, Gate, Measured, Threshold
+from pytest_attnaccept.stats.curves import certified_range, degradation_area
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["DEFAULTS", "measure"]
+
+DEFAULTS: Mapping[str, object] = {
+    **NEEDLE,
+    "lengths": (0.25, 0.5, 1.0, 2.0, 4.0),  # in trained lengths
+    "operating": 1.0,  # the longest one that ships
+    "beyond": 110,  # contexts at lengths above it
+    "documents": 16,  # texts that are continued at the operating length and above it
+    "continuation": 32,
+    "free_tokens": 48,
+    "step": 8,
+    "text": "builtin",
+    "margin": 0.05,  # the profile's limit on needle
+    "halving": None,
+}
+# policy: a hundred items, one text each, fail by chance less often than one run in a thousand
+_LOOPS_ALPHA = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Health:
+    """What a text shows at one length, whatever the baseline finds: likelihood and free-running output."""
+
+    gates: tuple[Gate, ...]
+    table: Mapping[str, object]
+    void: str = ""
+
+
+def measure(session: ModelSession, params: Params) -> Measured:
+    """Measure every length."""
+    given = Params(check=params.check, given={**DEFAULTS, **params.given})
+    lengths = _lengths(session, given)
+    operating = max((n for n, ships in lengths if ships), default=0)
+    if not operating:
+        raise ContractError(f"{params.check}: no length up to the operating one is left below max_tokens")
+    points: list[Point] = []
+    health: dict[int, _Health] = {}
+    voids: dict[int, str] = {}
+    for length, ships in lengths:
+        if length >= operating:
+            health[length] = _health(session, given, length)
+        reason = health[length].void if length in health and not ships else ""
+        point = None if reason else _point(session, given, length, ships=ships)
+        if point is not None:
+            points.append(point)
+        voids[length] = reason or (point.void if point is not None and not ships else "")
+    return _measured(session, given, points, health, voids, operating)
+
+
+def _lengths(session: ModelSession, given: Params) -> list[tuple[int, bool]]:
+    """Return the lengths in tokens, shortest first, each with whether it ships; a cap drops what is longer."""
+    trained, cap = session.trained_length, given.optional_integer("max_tokens")
+    if trained is None:
+        raise ContractError(f"{given.check}: the trained length of {session.baseline.loaded.spec} is not known")
+    operating = given.number("operating", 1.0)
+    found = {round(tier * trained): tier <= operating for tier in sorted(given.numbers("lengths", (1.0,)))}
+    return [(length, ships) for length, ships in found.items() if cap is None or length <= cap]
+
+
+def _point(session: ModelSession, given: Params, length: int, *, ships: bool) -> Point:
+    contexts = given.integer("contexts", 50) if ships else given.integer("beyond", 110)
+    plan = plan_of(session, given, contexts)
+    return walk(session, given, session.candidate, length, plan, at=float(length), label=f"{length} tokens")
+
+
+def _measured(
+    session: ModelSession,
+    given: Params,
+    points: Sequence[Point],
+    health: Mapping[int, _Health],
+    voids: Mapping[int, str],
+    operating: int,
+) -> Measured:
+    shipping = [p for p in points if p.at <= operating]
+    sound = [p for p in points if p.at <= operating or not p.void]
+    gates: list[Gate] = [p.gate for p in shipping]
+    beyond = [p for p in sound if p.at > operating]
+    if given.optional_number("halving") is not None and beyond:
+        gates.append(replace(beyond[0].gate, name="halving"))
+    gates += [gate for found in health.values() for gate in found.gates]
+    claim = certified_range([p.on_curve() for p in sound], easy_end="low")
+    edge, steps = cliff(sound, given.number("margin", 0.05), given.number("alpha", 0.05), session.seed)
+    cliff_words = "no cliff in the tested range"
+    facts = [Fact(name="operating_length", value=operating, unit="tokens"), soundness_fact(session, session.baseline)]
+    if edge is not None:
+        facts.append(Fact(name="cliff", value=f"between {sound[edge].at:g} and {sound[edge + 1].at:g} tokens"))
+        facts.append(Fact(name="doublings_to_the_cliff", value=round(math.log2(sound[edge + 1].at / operating), 2)))
+        cliff_words = f"cliff between {sound[edge].at:g} and {sound[edge + 1].at:g}"
+    facts += [Fact(name=f"void[{length} tokens]", value=reason) for length, reason in voids.items() if reason]
+    last = "nothing" if claim.last is None else f"{claim.last:g} tokens"
+    facts.append(Fact(name="certified_to", value=f"{last} ({cliff_words})"))
+    longest = int(max(p.at for p in shipping))
+    identical = all(p.base_nll == p.cand_nll and not any(p.losses) for p in shipping)
+    return Measured(
+        gates=tuple(gates),
+        facts=tuple(facts),
+        refusals=not_evidence(session, longest, identical=identical, params=given),
+        resolution=f"{claim.text}{_void_words(voids)}",
+        data_digest=hashlib.sha256("".join(p.digest for p in points).encode()).hexdigest()[:16],
+        details={
+            "points": point_table(points),
+            "certified": claim.text,
+            "text": {str(length): dict(found.table) for length, found in health.items()},
+            "steps": None if steps is None else {"z": list(steps.z), "critical": steps.critical},
+            "area": degradation_area([p.at for p in sound], [p.loss for p in sound]),
+        },
+    )
+
+
+def _void_words(voids: Mapping[int, str]) -> str:
+    found = [f"{length}" for length, reason in voids.items() if reason]
+    return f"; at {', '.join(found)} tokens the baseline itself fails, so no loss can be seen there" if found else ""
+
+
+def _health(session: ModelSession, given: Params, length: int) -> _Health:
+    """Let both sides continue texts of `length` tokens, given and freely.
+
+    A baseline that cannot run at this length (learned positions end, NaN) makes the point void; a candidate that cannot
+    run where the baseline does fails.
+    """
+    count, tokens = given.integer("documents", 16), given.integer("continuation", 32)
+    data = documents(session, given, count=count, length=length, continuation=tokens)
+    free, pattern = given.integer("free_tokens", 48), given.text("pattern", "one-shot")
+    try:
+        base_nll = _text_nll(session, given, session.baseline, data.rows, tokens)
+        base_free = free_run(session, session.baseline, [row[:, :-tokens] for row in data.rows], free, pattern)
+    except (EngineError, NonFiniteError) as error:
+        return _Health(gates=(), table={"void": str(error)}, void=f"the baseline cannot run there: {error}")
+    cand_nll = _text_nll(session, given, session.candidate, data.rows, tokens)
+    cand_free = free_run(session, session.candidate, [row[:, :-tokens] for row in data.rows], free, pattern)
+    guess = math.log(int(session.baseline.model.get_input_embeddings().weight.shape[0]))
+    where = f"{length} tokens, {len(data.rows)} documents"
+    gates = (
+        Threshold(
+            name=f"explosion[{length} tokens]", value=cand_nll, limit=max(guess, base_nll + 0.5), unit="nats/token",
+            n=len(data.rows) * tokens, where=where, seems="a cache whose contents mislead the model",
+            origin="derived: log of the vocabulary is a blind guess (half a nat more where the baseline is worse than that)",
+        ),
+        Threshold(
+            name=f"loops[{length} tokens]", value=-math.log10(excess_p(base_free.loops, cand_free.loops)),
+            limit=-math.log10(_LOOPS_ALPHA), unit="-log10 p", n=len(data.rows), where=where, seems="degeneration",
+            origin="policy: sign test over texts at 1e-5, against the baseline's own loops",
+        ),
+    )  # fmt: skip
+    table = {
+        "baseline_nll": base_nll, "candidate_nll": cand_nll, "documents": len(data.rows),
+        "baseline_loops": sum(base_free.loops), "candidate_loops": sum(cand_free.loops),
+        "baseline_free_length": _mean(base_free.lengths), "candidate_free_length": _mean(cand_free.lengths),
+        "baseline_distinct_pairs": round(base_free.distinct, 4), "candidate_distinct_pairs": round(cand_free.distinct, 4),
+    }  # fmt: skip
+    return _Health(gates=gates, table=table)
+
+
+def _text_nll(session: ModelSession, given: Params, side: Side, rows: Sequence[Tensor], tokens: int) -> float:
+    """Return the mean NLL of the last `tokens` tokens of each row, in nats per token."""
+    how = pattern_of(session, side, given.text("pattern", "one-shot"), given.integer("step", 8))
+    losses: list[Tensor] = []
+    for group in batches([row.shape[1] for row in rows], session.batch):
+        ids = torch.cat([rows[number] for number in group])
+        context = ids.shape[1] - tokens
+        with side.running():
+            logits = teacher_forced(side, ids, context, how).double()
+        target = ids[:, context:].to(logits.device)
+        losses.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none").flatten())
+    return float(torch.cat(losses).mean())
+
+
+def _mean(values: Sequence[int]) -> float:
+    return round(sum(values) / len(values), 2)
