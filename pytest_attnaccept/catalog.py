@@ -40,6 +40,17 @@ _AXIS = Knob(
     default=None,
     choices=("token", "channel"),
 )
+_OBSERVATION = Knob(
+    name="observation", types=(int,), doc="last queries that vote; None: 32", default=None, worst="lower", low=1
+)
+_POOL = Knob(
+    name="pool",
+    types=(int,),
+    doc="neighbours over which votes are averaged, odd; None: 5",
+    default=None,
+    worst="lower",
+    low=1,
+)
 _BITS = Knob(
     name="bits",
     types=(int,),
@@ -57,7 +68,7 @@ def _exact(name: str, layer: Layer, surface: Surface, note: str, **more: object)
     return Method(name=name, kind=Kind.EXACT, layer=layer, surface=surface, note=note, **more)  # type: ignore[arg-type]
 
 
-def _evicts(name: str, note: str, *knobs: Knob, control: bool = False, applies: bool = True) -> Method:
+def _evicts(name: str, note: str, *knobs: Knob, control: bool = False) -> Method:
     return Method(
         name=name,
         kind=Kind.APPROXIMATE,
@@ -65,7 +76,7 @@ def _evicts(name: str, note: str, *knobs: Knob, control: bool = False, applies: 
         surface=Surface.MODEL,
         note=note,
         knobs=knobs,
-        applies=f"pytest_attnaccept.methods.{name}:apply" if applies else "",
+        applies=f"pytest_attnaccept.methods.{name}:apply",
         control=control,
     )
 
@@ -125,9 +136,9 @@ BUILTIN_METHODS: tuple[Method, ...] = (
     _evicts("sliding_window", "only the most recent keys are visible", _WINDOW),
     _evicts("streaming_llm", "attention sinks and a recent window", _KV_BUDGET, _SINKS),
     _evicts("h2o", "heavy hitters by accumulated attention, and recent keys", _KV_BUDGET, _SINKS),
-    _evicts("snapkv", "keys that the last queries attend to", _KV_BUDGET, _SINKS, applies=False),
-    _evicts("tova", "keys that the current query attends to", _KV_BUDGET, _SINKS, applies=False),
-    _evicts("pyramidkv", "budget shrinking with depth", _KV_BUDGET, _SINKS, applies=False),
+    _evicts("snapkv", "keys that the last queries attend to", _KV_BUDGET, _SINKS, _OBSERVATION, _POOL),
+    _evicts("tova", "keys that the current query attends to", _KV_BUDGET, _SINKS),
+    _evicts("pyramidkv", "snapkv with a budget that falls with depth", _KV_BUDGET, _SINKS, _OBSERVATION, _POOL),
     _evicts("random_eviction", "control: random keys are kept", _KV_BUDGET, _SINKS, control=True),
     _numerics(
         "fp8_attention",

@@ -102,14 +102,20 @@ def _grows(layer: LayerStorage, tokens: int) -> bool:
 
 
 def _entry_gate(claim: Claim, moment: Moment, reference: Moment, entries: int, where: str) -> Threshold:
-    worst, place = 0, "no layer with readable entries"
+    worst, place = 0.0, "no layer with readable entries"
+    held: list[int] = []
     for number, layer in enumerate(moment.layers):
         grows = number >= len(reference.layers) or _grows(reference.layers[number], reference.tokens)
-        if layer.entries is not None and grows and layer.entries > worst:
-            worst, place = layer.entries, f"layer {number}, {where}"
+        if layer.entries is None or not grows:
+            continue
+        held.append(layer.entries)
+        if layer.entries > worst:
+            worst, place = float(layer.entries), f"layer {number}, {where}"
+    if held and not claim.per_layer:
+        worst, place = sum(held) / len(held), f"mean of {len(held)} layers, {where}"
     masked = worst >= moment.tokens > entries
     return Threshold(
-        name=f"entries[{where}]", value=float(worst), limit=float(entries), unit="entries", n=len(moment.layers),
+        name=f"entries[{where}]", value=worst, limit=float(entries), unit="entries", n=len(moment.layers),
         where=place, origin=f"derived: {claim.source or 'no eviction'} of {moment.tokens} tokens",
         seems="an eviction by mask only: every entry is still stored" if masked else "",
     )  # fmt: skip
@@ -118,12 +124,15 @@ def _entry_gate(claim: Claim, moment: Moment, reference: Moment, entries: int, w
 def _byte_gate(session: ModelSession, moment: Moment, reference: Moment, entries: int, where: str) -> Threshold:
     """Compare the bytes of the worst layer with its limit, as a share of the baseline's bytes."""
     worst = (-1.0, 1.0, "no layer")
-    pairs = _paired_layers(moment, reference)
-    for number, (layer, base) in enumerate(pairs):
-        limit = _byte_limit(session, base, reference.tokens, entries)
+    pairs = _paired_layers(moment, reference, one_by_one=session.claim.per_layer)
+    limits = [_byte_limit(session, base, reference.tokens, entries) for base in reference.layers]
+    if len(pairs) != len(limits) or not session.claim.per_layer:
+        limits = [sum(limits)]
+    for number, ((layer, base), limit) in enumerate(zip(pairs, limits, strict=True)):
         scale = max(1, base.storage_bytes)
         if layer.storage_bytes / max(1.0, limit) > worst[0] / max(1e-12, worst[1]) or worst[0] < 0:
-            worst = (layer.storage_bytes / scale, limit / scale, f"layer {number}, {where}")
+            place = f"layer {number}, {where}" if len(pairs) > 1 else f"all layers, {where}"
+            worst = (layer.storage_bytes / scale, limit / scale, place)
     words = session.claim.source or "the baseline"
     return Threshold(
         name=f"bytes[{where}]", value=worst[0], limit=worst[1], unit="of the baseline's bytes", n=len(pairs),
@@ -131,8 +140,10 @@ def _byte_gate(session: ModelSession, moment: Moment, reference: Moment, entries
     )  # fmt: skip
 
 
-def _paired_layers(moment: Moment, reference: Moment) -> list[tuple[LayerStorage, LayerStorage]]:
-    if len(moment.layers) == len(reference.layers):
+def _paired_layers(
+    moment: Moment, reference: Moment, *, one_by_one: bool = True
+) -> list[tuple[LayerStorage, LayerStorage]]:
+    if one_by_one and len(moment.layers) == len(reference.layers):
         return list(zip(moment.layers, reference.layers, strict=True))
     # Another layout (one pool for all layers, extra storage next to the layers): only the totals can be compared.
     total = LayerStorage(entries=None, storage_bytes=moment.total_bytes, coded=any(x.coded for x in moment.layers))

@@ -35,8 +35,16 @@ class Observer(Protocol):
     def wants_scores(self) -> bool:
         """Whether column sums are needed."""
 
-    def observe(self, sums: Tensor) -> None:
-        """Receive column sums, shape (batch, q_heads, keys), float32."""
+    @property
+    def observes(self) -> int | None:
+        """How many of the last queries the sums are over; None: all of them."""
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the mask that was made for the first layer may be of another length."""
+
+    def observe(self, sums: Tensor, queries: int) -> None:
+        """Receive column sums, shape (batch, q_heads, keys), float32, of a call of `queries` tokens."""
 
 
 def announce(layer: Observer) -> None:
@@ -77,13 +85,15 @@ def _observing_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         layer = take_announced()
+        if layer is not None and layer.ragged:
+            attention_mask = _own_mask(attention_mask, query, key)
         if layer is not None and layer.window is not None and key.shape[2] > layer.window:
             attention_mask = _windowed(attention_mask, query, key, layer.window)
         output = _base_function(module, base)(module, query, key, value, attention_mask, dropout=dropout, **kwargs)
         if layer is not None and layer.wants_scores:
             scaling = kwargs.get("scaling")
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            layer.observe(column_sums(query, key, attention_mask, scale))
+            layer.observe(_observed(layer, query, key, attention_mask, scale), query.shape[2])
         return output
 
     return attend
@@ -110,6 +120,29 @@ def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
     if window is not None:
         seen &= of > at - window
     return seen[None, None]
+
+
+def _own_mask(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Return the mask of a layer whose number of entries is not that of the layer for which `mask` was made."""
+    if mask is not None and mask.dim() != 4:
+        return mask  # a padding mask of a flash kernel, whose causal mask is bottom-right anyway
+    if query.shape[2] == 1:
+        return None
+    if mask is not None and mask.shape[-1] == key.shape[2]:
+        return mask
+    seen = _visible(query, key, None)
+    if mask is None or mask.dtype == torch.bool:
+        return seen
+    return torch.zeros_like(seen, dtype=mask.dtype).masked_fill(~seen, torch.finfo(mask.dtype).min)
+
+
+def _observed(layer: Observer, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Return the column sums that the layer asks for."""
+    last = layer.observes
+    if last is None or last >= query.shape[2]:
+        return column_sums(query, key, mask, scale)
+    part = mask[:, :, -last:] if mask is not None and mask.dim() == 4 else None
+    return column_sums(query[:, :, -last:], key, part, scale)
 
 
 def _windowed(mask: Tensor | None, query: Tensor, key: Tensor, window: int) -> Tensor:

@@ -44,6 +44,8 @@ class Claim:
     ----------
     budget
         Share (float) or number (int) of entries per layer; None: every entry is kept.
+    per_layer
+        Whether the budget holds for every layer; False: for the mean over the layers.
     bits
         Bits of a stored value, without the parameters of its group; None: the model's dtype.
     group_size
@@ -61,6 +63,7 @@ class Claim:
     """
 
     budget: float | int | None = None
+    per_layer: bool = True
     bits: float | None = None
     group_size: int = _DEFAULT_GROUP
     full_precision: int = 0
@@ -128,7 +131,7 @@ def claim_of(name: str, knobs: Mapping[str, object]) -> Claim:
         return Claim(bits=float(str(bits)), group_size=group, full_precision=residual + waiting, source=source)
     budget = given.get("kv_budget")
     if isinstance(budget, (int, float)) and not isinstance(budget, bool):
-        return Claim(budget=budget, source=source)
+        return Claim(budget=budget, per_layer=name != "pyramidkv", source=source)
     window = given.get("window")
     if isinstance(window, int):
         return Claim(budget=window + _integer(given.get("sinks"), 0), source=source)
@@ -150,6 +153,7 @@ def combine(claims: Iterable[Claim]) -> Claim:
         same = len({type(b) for b in budgets}) == 1
         total = Claim(
             budget=(min(budgets) if same else budgets[-1]) if budgets else None,
+            per_layer=total.per_layer and claim.per_layer,
             bits=coded.bits,
             group_size=coded.group_size,
             full_precision=coded.full_precision,

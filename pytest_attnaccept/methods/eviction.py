@@ -32,6 +32,8 @@ class LayerView:
         Tokens that the layer has been given so far.
     scores
         Accumulated attention of each entry, shape (batch, kv_heads, stored), float32; None unless asked for.
+    rank, layers
+        Place of this layer among the layers that are edited, and their number.
     streams
         A number per row of the batch that depends on its text only.
     """
@@ -44,11 +46,17 @@ class LayerView:
     heads: int
     device: torch.device
     scores: Tensor | None = None
+    rank: int = 0
+    layers: int = 1
     streams: tuple[int, ...] = (0,)
 
 
 class Policy(Protocol):
-    """Chooses the entries to keep."""
+    """Chooses the entries to keep.
+
+    Two attributes are optional: ``observes`` (scores are those of so many last queries; None: of all, accumulated) and
+    ``ragged`` (layers hold different numbers of entries).
+    """
 
     @property
     def needs_scores(self) -> bool:

@@ -26,9 +26,18 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
 
     is_croppable = False
 
-    def __init__(self, *, policy: Policy | None, codec: Codec | None, layer_idx: int, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        policy: Policy | None,
+        codec: Codec | None,
+        layer_idx: int,
+        seed: int,
+        place: tuple[int, int] = (0, 1),
+    ) -> None:
         super().__init__()
         self.policy, self.codec, self.layer_idx, self.seed = policy, codec, layer_idx, seed
+        self.rank, self.layers = place
         self.seen = 0
         self.streams: tuple[int, ...] = ()
         self.scores: Tensor | None = None
@@ -45,6 +54,16 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
     def wants_scores(self) -> bool:
         """Whether attention has to report column sums."""
         return self.policy is not None and self.policy.needs_scores
+
+    @property
+    def observes(self) -> int | None:
+        """How many of the last queries vote; None: all."""
+        return getattr(self.policy, "observes", None)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether other layers may hold another number of entries."""
+        return bool(getattr(self.policy, "ragged", False))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Remember the device; tensors are made by the stores."""
@@ -78,13 +97,14 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
             self._evict(keys)
         return keys, values
 
-    def observe(self, sums: Tensor) -> None:
-        """Add column sums (batch, q_heads, keys) to the scores per stored head, then evict."""
+    def observe(self, sums: Tensor, queries: int) -> None:
+        """Add column sums (batch, q_heads, keys) of `queries` tokens to the scores per stored head, then evict."""
         batch, heads, keys = sums.shape
         stored = self._heads()
         grouped = sums.reshape(batch, stored, heads // stored, keys).sum(dim=2)
         if self.scores is not None:
-            grouped[..., : self.scores.shape[-1]] += self.scores
+            remembered = 1.0 if self.observes is None else max(0.0, 1.0 - queries / self.observes)
+            grouped[..., : self.scores.shape[-1]] += remembered * self.scores
         self.scores = grouped
         self.awaits_scores = False
         self._evict(None)
@@ -103,6 +123,7 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
         view = LayerView(
             stored=self.key_store.tokens, seen=self.seen, layer_idx=self.layer_idx, seed=self.seed, batch=batch,
             heads=self._heads(), device=self.device, scores=self.scores, streams=self.streams,
+            rank=self.rank, layers=self.layers,
         )  # fmt: skip
         keep = self.policy.keep(view)
         if keep is None:
@@ -132,7 +153,10 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
 
     def reset(self) -> None:
         """Forget everything."""
-        self.__init__(policy=self.policy, codec=self.codec, layer_idx=self.layer_idx, seed=self.seed)  # type: ignore[misc]
+        place = (self.rank, self.layers)
+        self.__init__(  # type: ignore[misc]
+            policy=self.policy, codec=self.codec, layer_idx=self.layer_idx, seed=self.seed, place=place
+        )
 
 
 def policy_cache(model: Any, *, policy: Policy | None, codec: Codec | None, seed: int) -> DynamicCache:
@@ -150,12 +174,10 @@ def policy_cache(model: Any, *, policy: Policy | None, codec: Codec | None, seed
     if not cache.layers:  # a configuration without layer types: plain full attention
         cache.layers.extend(DynamicLayer() for _ in range(config.num_hidden_layers))
         cache.layer_class_to_replicate = None
-    acted = 0
-    for idx, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer:
-            cache.layers[idx] = PolicyLayer(policy=policy, codec=codec, layer_idx=idx, seed=seed)
-            acted += 1
-    if not acted:
+    full = [idx for idx, layer in enumerate(cache.layers) if type(layer) is DynamicLayer]
+    for rank, idx in enumerate(full):
+        cache.layers[idx] = PolicyLayer(policy=policy, codec=codec, layer_idx=idx, seed=seed, place=(rank, len(full)))
+    if not full:
         kinds = ", ".join(sorted({type(layer).__name__ for layer in cache.layers})) or "none"
         raise EngineError(
             f"{type(model).__name__} has no full-attention K/V layer for this method to act on (layers: {kinds})"
