@@ -112,6 +112,7 @@ MODEL_APPROXIMATE = {
     "perplexity": "language modelling through the cache, by document",
     "needle": "retrieval with the question after compression: the worst case of a lossy cache",
     "long-range": "further task families (multi-hop, aggregation, tracking)",
+    "benchmark": "lm-eval tasks paired per document",
     "budget-curve": "retrieval at halved budgets: how far down is it certified, and where is the cliff",
     "length-curve": "retrieval and text below and beyond the trained length: to which length is it certified",
 }

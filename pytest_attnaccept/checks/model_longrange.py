@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pytest_attnaccept.checks.model_asking import SCORES, TaskAnswer, ask
 from pytest_attnaccept.checks.model_data import context_tokens, encode
 from pytest_attnaccept.checks.model_evidence import ROUNDING_ORIGIN, not_evidence, soundness_fact
+from pytest_attnaccept.checks.model_losses import of_scores
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, PairedScores, Threshold
@@ -48,6 +49,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     if score not in SCORES:
         raise ContractError(f"{params.check}: score={score!r} is unknown. Allowed: {', '.join(SCORES)}")
     gates: list[Gate] = []
+    losses: dict[str, object] = {}
     facts: list[Fact] = [soundness_fact(session, session.baseline)]
     details: dict[str, object] = {}
     digests: list[str] = []
@@ -60,7 +62,9 @@ def measure(session: ModelSession, params: Params) -> Measured:
             base = ask(session, session.baseline, items, pattern)
             cand = ask(session, session.candidate, items, pattern)
             cell = ",".join([f"{tier:g}x", *([] if pattern == "one-shot" else [pattern])])
-            gates += _gates(items, base, cand, score, cell, length)
+            cells = _gates(items, base, cand, score, cell, length)
+            gates += cells
+            losses.update(_losses(items, base, cand, score, cells))
             gates += _repeats(items, base, cand, cell)
             facts += _facts(base, cand, cell)
             details[cell] = _details(items, base, cand)
@@ -73,8 +77,23 @@ def measure(session: ModelSession, params: Params) -> Measured:
         facts=(Fact(name="length", value=longest, unit="tokens"), *facts),
         refusals=not_evidence(session, longest, identical=identical, params=given),
         data_digest=hashlib.sha256("".join(digests).encode()).hexdigest()[:16],
-        details={"cells": details, "score": score},
+        details={"cells": details, "score": score, "losses": losses},
     )
+
+
+def _losses(
+    items: Sequence[TaskItem], base: Rows, cand: Rows, score: str, cells: Sequence[PairedScores]
+) -> dict[str, object]:
+    """Return what a record keeps of every context, for comparisons between cells of a matrix."""
+    units = [item.digest[:12] for item in items]
+    return {
+        gate.name: of_scores(
+            gate, units, baseline=[_mean([a.score(score) for a in row]) for row in base],
+            baseline_nll=[_mean([a.nll for a in row]) for row in base],
+            candidate_nll=[_mean([a.nll for a in row]) for row in cand],
+        )
+        for gate in cells
+    }  # fmt: skip
 
 
 def _lengths(session: ModelSession, given: Params) -> list[tuple[float, int]]:

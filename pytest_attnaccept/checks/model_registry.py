@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pytest_attnaccept.checks.model_benchmark import measure as measure_benchmark
 from pytest_attnaccept.checks.model_budget_curve import measure as measure_budget_curve
 from pytest_attnaccept.checks.model_equality import measure as measure_equality
 from pytest_attnaccept.checks.model_footprint import measure as measure_footprint
@@ -35,10 +36,11 @@ CHECKS: dict[str, Check] = {
     "needle": measure_needle,
     "speculation": measure_speculation,
     "long-range": measure_long_range,
+    "benchmark": measure_benchmark,
     "budget-curve": measure_budget_curve,
     "length-curve": measure_length_curve,
 }
-_NAMED = {"long-range": "family"}  # checks whose id goes on with a name, and the parameter that holds it
+_NAMED = {"long-range": "family", "benchmark": "task"}  # checks whose id goes on with a name, and the parameter that holds it
 _NEEDLE = re.compile(r"needle-(\d+(?:\.\d+)?)x")
 
 

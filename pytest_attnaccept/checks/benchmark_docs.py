@@ -1,0 +1,155 @@
+"""What lm-eval says about every document of a task, for one side: a score in [0, 1], and what a blind guess would get.
+
+Positions
+---------
+1. Data that cannot be had (offline, gated, gone) is an `EngineError`: the item is INCOMPLETE and says what is missing. A
+   task name that nobody knows is the user's mistake.
+2. lm-eval's global seeds stay untouched, and no code of a data set or of a model's answer is run here.
+3. One filter and one metric per task are compared, chosen by name or by a fixed order, the same for both sides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_attnaccept.errors import AttnAcceptError, ContractError, EngineError, UnknownNameError
+
+__all__ = ["Outcome", "lm_eval_outcomes"]
+
+# Which metric is compared when none is named: the first of these that every document of the task has.
+_METRICS = ("acc", "exact_match", "em", "f1", "pass@1", "acc_norm")
+_OFFLINE = re.compile(
+    r"offline|connect|resolve|timed? ?out|gated|401|403|404|not found|doesn't exist|unable to load", re.I
+)
+_managers: dict[tuple[str, str, bool], Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One document: `unit` names task, document and prompt; `chance` is the score of a blind guess."""
+
+    unit: str
+    task: str
+    score: float
+    parsed: bool
+    chance: float
+
+
+def lm_eval_outcomes(
+    task: str,
+    model: Any,
+    *,
+    include_path: str = "",
+    content: str = "",
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    metric: str = "",
+) -> list[Outcome]:
+    """Run one task of lm-eval and return its documents in order.
+
+    Parameters
+    ----------
+    model
+        An ``lm_eval.api.model.LM``.
+    include_path, content
+        Folder of the user's YAML tasks, and a digest of what is in it.
+    metric
+        Name of the metric, or "metric,filter"; empty: the first known one and the task's first filter.
+    """
+    samples = _quietly(task, lambda: _samples(task, model, include_path, content, limit, num_fewshot))
+    if not samples or not any(samples.values()):
+        raise ContractError(f"benchmark: {task} has no document")
+    return [outcome for name, rows in samples.items() for outcome in _outcomes(name, rows, metric)]
+
+
+def _quietly(task: str, run: Callable[[], Any]) -> Any:
+    """Run with lm-eval's warnings and progress bars off; what the data sets raise becomes an error that says what is missing."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            return run()
+        except (AttnAcceptError, MemoryError):
+            raise
+        except (KeyError, ValueError, TypeError) as error:
+            if _OFFLINE.search(str(error)):
+                raise _missing(task, error) from error
+            raise ContractError(f"benchmark: lm-eval cannot run {task}: {type(error).__name__}: {error}") from error
+        except Exception as error:  # data sets raise errors of a dozen libraries; none of them is the candidate's
+            raise _missing(task, error) from error
+
+
+def _missing(task: str, error: Exception) -> EngineError:
+    return EngineError(
+        f"benchmark: the data of {task} cannot be had ({type(error).__name__}: {str(error).splitlines()[0][:200]}). Let the"
+        " Hub be reached once, or name a YAML task with local data_files in include_path"
+    )
+
+
+def _samples(
+    task: str, model: Any, include_path: str, content: str, limit: int | None, num_fewshot: int | None
+) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    from lm_eval import simple_evaluate
+
+    result = simple_evaluate(
+        model=model, tasks=[task], task_manager=_manager(task, include_path, content), limit=limit,
+        num_fewshot=num_fewshot, bootstrap_iters=0, log_samples=True, random_seed=None, numpy_random_seed=None,
+        torch_random_seed=None, fewshot_random_seed=1234, confirm_run_unsafe_code=False,
+    )  # fmt: skip
+    samples: Mapping[str, Sequence[Mapping[str, Any]]] = result["samples"]
+    return samples
+
+
+def _manager(task: str, include_path: str, content: str) -> Any:
+    """Return a task manager that knows `task`; the user's folder alone is tried first, indexing all takes many seconds."""
+    from lm_eval.tasks import TaskManager
+
+    known: list[str] = []
+    for defaults in (False, True) if include_path else (True,):
+        key = (include_path, content, defaults)
+        if key not in _managers:
+            _managers[key] = TaskManager(include_path=include_path or None, include_defaults=defaults)
+        known = list(_managers[key].all_tasks)
+        if task in known:
+            return _managers[key]
+    raise UnknownNameError("task of lm-eval", task, [name for name in known if name[:2] == task[:2]][:20])
+
+
+def _outcomes(task: str, rows: Sequence[Mapping[str, Any]], metric: str) -> list[Outcome]:
+    name, _, wanted = metric.partition(",")
+    filters = list(dict.fromkeys(str(row.get("filter", "none")) for row in rows))
+    chosen = wanted or filters[0]
+    if chosen not in filters:
+        raise UnknownNameError(f"filter of {task}", chosen, filters)
+    rows = [row for row in rows if str(row.get("filter", "none")) == chosen]
+    name = name or next((m for m in _METRICS if all(_bounded(row.get(m)) for row in rows)), "")
+    if not name or not all(_bounded(row.get(name)) for row in rows):
+        found = sorted(set(map(str, rows[0].get("metrics", ()))))
+        raise ContractError(
+            f"benchmark: {task} has no metric {name or ' or '.join(_METRICS)!r} with a score in [0, 1] for every document"
+            f" (it has {', '.join(found)}); name one with metric:"
+        )
+    return [_outcome(task, row, name) for row in rows]
+
+
+def _bounded(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and 0.0 <= float(value) <= 1.0
+
+
+def _outcome(task: str, row: Mapping[str, Any], metric: str) -> Outcome:
+    choices = len(row.get("arguments") or ())
+    answered = row.get("filtered_resps")
+    texts = [text for text in (answered if isinstance(answered, list) else [answered]) if isinstance(text, str)]
+    return Outcome(
+        unit=f"{task}:{row['doc_id']}:{row['doc_hash'][:12]}:{row['prompt_hash'][:12]}",
+        task=task,
+        score=float(row[metric]),
+        parsed=not texts or any(text.strip() and text != "[invalid]" for text in texts),
+        chance=1.0 / choices if choices > 1 else 0.0,
+    )

@@ -1,0 +1,146 @@
+"""`benchmark-<task>`: a task of lm-eval (or HumanEval), every document answered by both sides through their caches.
+
+Positions
+---------
+1. Paired per document. Documents with the same prompt are one independent unit; a document that one side did not answer
+   ends the item.
+2. A task whose data or library is not there is INCOMPLETE with the reason, never left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_attnaccept.checks.benchmark_docs import Outcome, lm_eval_outcomes
+from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
+from pytest_attnaccept.checks.model_losses import of_scores
+from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.errors import ContractError, EngineError
+from pytest_attnaccept.measurement import Fact, Measured, PairedScores
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.benchmark_lm import CacheLM
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["DEFAULTS", "measure"]
+
+DEFAULTS: Mapping[str, object] = {
+    "task": "",  # the check id names it
+    "include_path": "",  # folder of the user's YAML tasks; for humaneval: where HumanEval.jsonl.gz is
+    "content": "",  # digest of what is in it
+    "limit": None,  # documents per task, all when None
+    "num_fewshot": None,  # examples in the prompt, the task's own number when None
+    "metric": "",  # "name" or "name,filter"; the first known one when empty
+    "run_code": False,  # whether generated code may be run (humaneval), in a process of its own
+    "max_gen_toks": 512,  # cap of every generation
+}
+HUMANEVAL = "humaneval"
+
+
+def measure(session: ModelSession, params: Params) -> Measured:
+    """Answer every document of the task on both sides."""
+    given = Params(check=params.check, given={**DEFAULTS, **params.given})
+    if importlib.util.find_spec("lm_eval") is None:
+        raise EngineError(f"{params.check} needs lm-eval: pip install 'pytest-attnaccept[hf]'")
+    base, first = _answered(session, session.baseline, given)
+    cand, second = _answered(session, session.candidate, given)
+    if [o.unit for o in base] != [o.unit for o in cand]:
+        raise ContractError(
+            f"{params.check}: the two sides were asked different documents; they must share a tokenizer"
+        )
+    gate, units = _gate(given.text("task", ""), base, cand)
+    length = max(first.longest, second.longest)
+    return Measured(
+        gates=(gate,),
+        facts=(
+            Fact(name="length", value=length, unit="tokens"),
+            Fact(name="documents", value=len(base)),
+            Fact(name="truncated_prompts", value=first.truncated),
+            *_facts("baseline", base),
+            *_facts("candidate", cand),
+            soundness_fact(session, session.baseline),
+        ),
+        refusals=not_evidence(session, length, identical=first.trace == second.trace, params=given),
+        data_digest=hashlib.sha256("".join(o.unit for o in base).encode()).hexdigest()[:16],
+        details={
+            "tasks": {name: _by_task(name, base, cand) for name in dict.fromkeys(o.task for o in base)},
+            "losses": {gate.name: of_scores(gate, units)},
+        },
+    )
+
+
+def _answered(session: ModelSession, side: Side, given: Params) -> tuple[list[Outcome], CacheLM]:
+    from pytest_attnaccept.checks.benchmark_lm import CacheLM
+
+    model = CacheLM(session, side, max_tokens=given.integer("max_gen_toks", 512))
+    task, path = given.text("task", ""), str(given.given["include_path"] or "")
+    limit = given.optional_integer("limit")
+    if task == HUMANEVAL:
+        return _humaneval(side, model, path, limit, run_code=given.given["run_code"] is True), model
+    outcomes = lm_eval_outcomes(
+        task, model, include_path=path, content=str(given.given["content"] or ""), limit=limit,
+        num_fewshot=given.optional_integer("num_fewshot", low=0), metric=str(given.given["metric"] or ""),
+    )  # fmt: skip
+    return outcomes, model
+
+
+def _humaneval(side: Side, model: CacheLM, path: str, limit: int | None, *, run_code: bool) -> list[Outcome]:
+    from pytest_attnaccept.checks.benchmark_code import STOPS, humaneval_problems, passes
+
+    if not run_code:
+        raise EngineError("humaneval runs generated code, which has to be asked for: benchmark: {run_code: true}")
+    outcomes = []
+    with side.running():
+        for problem in humaneval_problems(path, limit):
+            prompt = str(problem["prompt"])
+            body = model.complete(prompt, {"until": list(STOPS)})
+            program = f"{prompt}{body}\n{problem['test']}\ncheck({problem['entry_point']})\n"
+            mark = hashlib.sha256(f"{prompt}{problem['test']}".encode()).hexdigest()[:12]
+            outcomes.append(
+                Outcome(
+                    unit=f"{HUMANEVAL}:{problem['task_id']}:{mark}", task=HUMANEVAL, score=float(passes(program)),
+                    parsed=bool(body.strip()), chance=0.0,
+                )
+            )  # fmt: skip
+    return outcomes
+
+
+def _gate(task: str, base: Sequence[Outcome], cand: Sequence[Outcome]) -> tuple[PairedScores, list[str]]:
+    """Return the gate and the names of its units: documents with one prompt share a unit."""
+    clusters: dict[str, list[tuple[float, float]]] = {}
+    for ours, theirs in zip(base, cand, strict=True):
+        # The last part of a unit's name is the digest of its prompt.
+        clusters.setdefault(f"{ours.task}:{ours.unit.rsplit(':', 1)[-1]}", []).append((ours.score, theirs.score))
+    losses = [statistics.fmean(a - b for a, b in pairs) for pairs in clusters.values()]
+    gate = PairedScores(
+        name=f"benchmark[{task}]",
+        losses=tuple(losses),
+        base_mean=statistics.fmean(o.score for o in base),
+        chance=statistics.fmean(o.chance for o in base),
+        n_items=len(base),
+        discordant=sum(a.score != b.score for a, b in zip(base, cand, strict=True)),
+        where=f"{task}: {len(base)} documents, {len(losses)} different prompts",
+    )
+    return gate, list(clusters)
+
+
+def _facts(side: str, outcomes: Sequence[Outcome]) -> list[Fact]:
+    return [
+        Fact(name=f"{side}_score", value=round(statistics.fmean(o.score for o in outcomes), 4)),
+        Fact(name=f"{side}_parse_failures", value=sum(not o.parsed for o in outcomes)),
+        Fact(name=f"{side}_wrong_answers", value=sum(o.parsed and o.score < 1 for o in outcomes)),
+    ]
+
+
+def _by_task(name: str, base: Sequence[Outcome], cand: Sequence[Outcome]) -> dict[str, float | int]:
+    ours, theirs = ([o.score for o in side if o.task == name] for side in (base, cand))
+    return {
+        "n": len(ours),
+        "baseline": round(statistics.fmean(ours), 4),
+        "candidate": round(statistics.fmean(theirs), 4),
+    }
