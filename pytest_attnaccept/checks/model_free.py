@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pytest_attnaccept.checks.model_data import batches
 from pytest_attnaccept.checks.model_evidence import pattern_of
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.through_cache import greedy, prefill
+from pytest_attnaccept.engines.through_cache import extend, fork, greedy, prefill
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["FreeRun", "excess_p", "free_run", "is_loop", "length_until"]
+__all__ = ["FreeRun", "continued", "excess_p", "is_loop", "length_until"]
 
 _PERIOD = 8  # longest loop that is looked for, in tokens
 _REPEATS = 4  # policy: a phrase said four times in a row at the end is a loop
@@ -47,16 +48,40 @@ class FreeRun:
     distinct: float
 
 
-def free_run(session: ModelSession, side: Side, rows: Sequence[Tensor], tokens: int, pattern: str) -> FreeRun:
-    """Continue every text greedily by `tokens` tokens through its cache."""
-    how = pattern_of(session, side, pattern, 1)
+def continued(
+    session: ModelSession, side: Side, rows: Sequence[Tensor], scored: int, free: int, pattern: str, step: int
+) -> tuple[float, FreeRun]:
+    """Let a side continue texts through its cache, as they go on and freely; one prefill serves both.
+
+    Parameters
+    ----------
+    rows
+        Token rows (1, n); the last `scored` tokens of each are predicted, what precedes them is the context.
+    free
+        Tokens that are generated greedily from the context.
+
+    Returns
+    -------
+    tuple
+        Mean NLL of the scored tokens in nats per token, and the free continuations.
+    """
+    how = pattern_of(session, side, pattern, step)
+    losses: list[Tensor] = []
     made: list[list[int]] = []
-    for start in range(0, len(rows), session.batch):
-        group = rows[start : start + session.batch]
-        width = min(row.shape[1] for row in group)
+    for group in batches([row.shape[1] for row in rows], session.batch):
+        ids = torch.cat([rows[number] for number in group])
+        context = ids.shape[1] - scored
         with side.running():
-            state = prefill(side, torch.cat([row[:, -width:] for row in group]), how)
-            made += greedy(side, state, tokens).tolist()
+            state = prefill(side, ids[:, : context - 1], how)
+            other = fork(side, state)
+            logits = extend(side, state, ids[:, context - 1 : -1]).double()
+            made += greedy(side, other, free).tolist()
+        target = ids[:, context:].to(logits.device)
+        losses.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none").flatten())
+    return float(torch.cat(losses).mean()), _free_run(side, made)
+
+
+def _free_run(side: Side, made: Sequence[Sequence[int]]) -> FreeRun:
     end = getattr(side.loaded.tokenizer, "eos_token_id", None)
     cut = [row[: length_until(row, end)] for row in made]
     pairs = [pair for row in cut for pair in pairwise(row)]
