@@ -120,7 +120,7 @@ def pattern_of(session: ModelSession, side: Side, name: str, step: int) -> Patte
     limits = [soundness(session, each)[0] for each in (session.baseline, session.candidate)]
     if session.memo.get(TOKEN_ONLY) is None and limits == [None, None]:
         return pattern
-    return Pattern(name=pattern.name, prefill=1 if pattern.prefill is not None else None, step=1, multi=False)
+    return replace(pattern, prefill=1 if pattern.prefill is not None else None, step=1, multi=False)
 
 
 def not_evidence(session: ModelSession, tokens: int, *, identical: bool, params: Params) -> tuple[Refusal, ...]:

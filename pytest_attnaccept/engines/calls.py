@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pytest_attnaccept.errors import AttnAcceptError, CandidateError, EngineError
 
-__all__ = ["CallForm", "NonFiniteError", "call", "call_form"]
+__all__ = ["CallForm", "NonFiniteError", "Padding", "call", "call_form"]
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # newest first: old names warn where both exist
 
@@ -36,6 +36,19 @@ class CallForm:
     positions: bool
     keep_logits: bool
     counts: bool
+    mask: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """What a padded batch tells the model.
+
+    ``mask`` (batch, all tokens so far) is 1 where a token is real, ``positions`` (batch, tokens of this call) count real
+    tokens only.
+    """
+
+    mask: Tensor
+    positions: Tensor
 
 
 def call_form(model: Any) -> CallForm:
@@ -62,11 +75,20 @@ def call_form(model: Any) -> CallForm:
         positions="position_ids" in names,
         keep_logits="logits_to_keep" in names,
         counts=cache == "cache_params" and "cache_position" in names,
+        mask="attention_mask" in names,
     )
 
 
 def call(
-    model: Any, form: CallForm, ids: Tensor, cache: Any, start: int, *, last_only: bool = False, side: str = "candidate"
+    model: Any,
+    form: CallForm,
+    ids: Tensor,
+    cache: Any,
+    start: int,
+    *,
+    last_only: bool = False,
+    side: str = "candidate",
+    padding: Padding | None = None,
 ) -> tuple[Tensor, Any]:
     """Run `ids` (batch, n) from position `start` on top of `cache` (None: a fresh one of the model).
 
@@ -82,6 +104,8 @@ def call(
         arguments["position_ids"] = torch.arange(start, start + ids.shape[1], device=ids.device).expand(
             ids.shape[0], -1
         )
+    if padding is not None:
+        arguments.update(_padded(model, form, padding, side))
     if form.counts:
         arguments["cache_position"] = torch.arange(start, start + ids.shape[1], device=ids.device)
     if last_only and form.keep_logits:
@@ -103,6 +127,13 @@ def call(
     logits = logits[:, -1:] if last_only else logits
     _require_finite(logits, start + ids.shape[1] - logits.shape[1], side)
     return logits, _returned_cache(output, form, cache)
+
+
+def _padded(model: Any, form: CallForm, padding: Padding, side: str) -> dict[str, Tensor]:
+    if not (form.mask and form.positions):
+        wrapped = CandidateError if side == "candidate" else EngineError
+        raise wrapped(f"{type(model).__name__} takes no attention_mask or no position_ids: it cannot be told of padding")
+    return {"attention_mask": padding.mask, "position_ids": padding.positions}
 
 
 def _require_finite(logits: Tensor, first: int, side: str) -> None:

@@ -3,7 +3,8 @@
 A single forward pass never sees KV compression or KV quantization. The continuation therefore starts one token early:
 the last context token goes through the changed cache with what follows, and the first scored token depends on it.
 
-Rows of a batch have equal length, so there is no padding and no mask that an eviction could misalign.
+Rows of a batch have equal length; only the patterns that are about padding make some of their tokens padding, with a
+mask and positions that say so.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_attnaccept.engines.calls import call
+from pytest_attnaccept.engines.calls import Padding, call
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import tensors_of
 from pytest_attnaccept.errors import CandidateError, ContractError
 
-__all__ = ["Pattern", "State", "extend", "fork", "greedy", "parse_pattern", "prefill", "teacher_forced"]
+__all__ = ["PATTERNS", "Pattern", "State", "extend", "fork", "greedy", "parse_pattern", "prefill", "teacher_forced"]
+
+
+PATTERNS = (
+    *("one-shot", "chunk-7", "chunk-64", "chunk-128", "token", "warm-prefix", "batch", "batch-left", "batch-right"),
+)
+_ROWS = 4  # rows of a batch where batches are the point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +35,26 @@ class Pattern:
     """How tokens are handed to the model.
 
     ``prefill`` tokens per call for the context (None: one call), ``step`` tokens per call afterwards. ``multi`` is false
-    where a continuation may take one token per call only.
+    where a continuation may take one token per call only. ``warm``: the first half is prefilled into a cache of its own,
+    which is copied and continued (a prefix cache). ``padding``: "left" or "right". ``rows``: rows per batch (None: the
+    session's).
     """
 
     name: str
     prefill: int | None
     step: int
     multi: bool = True
+    warm: bool = False
+    padding: str = ""
+    rows: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class State:
     """A filled cache: `seen` tokens were given per row, `last` are the logits of the last one, shape (batch, vocab).
 
-    ``source`` holds the tokens (batch, seen), for caches that cannot be copied and have to be filled again.
+    ``source`` holds the tokens (batch, seen), for caches that cannot be copied and have to be filled again. In a padded
+    batch ``mask`` (batch, seen) marks the real tokens and ``real`` (batch,) counts them.
     """
 
     cache: Any
@@ -49,12 +62,15 @@ class State:
     last: Tensor | None
     source: Tensor
     pattern: Pattern
+    mask: Tensor | None = None
+    real: Tensor | None = None
 
 
 def parse_pattern(name: str, step: int) -> Pattern:
-    """Return the pattern called ``one-shot``, ``token`` or ``chunk-N`` (the continuation in calls of `step` tokens).
+    """Return the pattern called `name`; the continuation goes in calls of `step` tokens.
 
-    ``token`` continues token by token too.
+    ``one-shot``, ``token`` (continues token by token too), ``chunk-N``, ``warm-prefix`` (a copied cache is continued),
+    ``batch`` (four rows), ``batch-left`` and ``batch-right`` (four rows of different length, padded).
     """
     if step < 1:
         raise ContractError(f"step={step} must be at least 1 token per call")
@@ -62,10 +78,14 @@ def parse_pattern(name: str, step: int) -> Pattern:
         return Pattern(name=name, prefill=None, step=step)
     if name == "token":
         return Pattern(name=name, prefill=1, step=1, multi=False)
+    if name == "warm-prefix":
+        return Pattern(name=name, prefill=None, step=step, warm=True)
+    if name in ("batch", "batch-left", "batch-right"):
+        return Pattern(name=name, prefill=None, step=step, rows=_ROWS, padding=name.partition("-")[2])
     kind, _, size = name.partition("-")
     if kind == "chunk" and size.isdigit() and int(size) > 0:
         return Pattern(name=name, prefill=int(size), step=min(step, int(size)))
-    raise ContractError(f"call pattern {name!r} is unknown; use 'one-shot', 'chunk-64' (any size) or 'token'")
+    raise ContractError(f"call pattern {name!r} is unknown; use one of {', '.join(PATTERNS)} (a chunk of any size)")
 
 
 def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
@@ -73,14 +93,54 @@ def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
     if ids.dim() != 2 or ids.numel() == 0:
         raise ContractError(f"a context must be rows of tokens (batch, n), got shape {tuple(ids.shape)}")
     state = State(cache=side.new_cache(), seen=0, last=None, source=ids[:, :0], pattern=pattern)
+    if pattern.padding:
+        return _padded_prefill(side, state, ids, pattern.padding)
+    half = ids.shape[1] // 2
+    if pattern.warm and half:
+        _advance(side, state, ids[:, :half], last_only=True)
+        state = fork(side, state)
+        _advance(side, state, ids[:, half:], last_only=True)
+        return state
     size = pattern.prefill or ids.shape[1]
     for start in range(0, ids.shape[1], size):
         _advance(side, state, ids[:, start : start + size], last_only=True)
     return state
 
 
-def _advance(side: Side, state: State, ids: Tensor, *, last_only: bool = False) -> Tensor:
-    logits, state.cache = call(side.model, side.form, ids, state.cache, state.seen, last_only=last_only, side=side.name)
+def _padded_prefill(side: Side, state: State, ids: Tensor, where: str) -> State:
+    """Prefill rows of different length: each loses its first tokens, 3, 0, 5, 2, 7 ... of them, to padding.
+
+    Both sides are measured on the shortened rows, so the comparison stays paired.
+    """
+    rows, width = ids.shape
+    lost = torch.tensor([min((5 * row + 3) % 8, width - 1) for row in range(rows)], device=ids.device)
+    place = torch.arange(width, device=ids.device)[None]
+    if where == "left":
+        state.mask = (place >= lost[:, None]).long()
+        given = torch.where(state.mask.bool(), ids, ids[:, :1])
+    else:
+        state.mask = (place < width - lost[:, None]).long()
+        given = ids.gather(1, (place + lost[:, None]).clamp(max=width - 1))
+    state.real = torch.zeros(rows, dtype=torch.long, device=ids.device)
+    positions = (state.mask.cumsum(-1) - 1).clamp(min=0)
+    _advance(side, state, given, last_only=True, padding=Padding(mask=state.mask, positions=positions))
+    state.real = state.mask.sum(-1)
+    if where == "right":
+        state.last = None  # the last column is padding
+    return state
+
+
+def _advance(
+    side: Side, state: State, ids: Tensor, *, last_only: bool = False, padding: Padding | None = None
+) -> Tensor:
+    if padding is None and state.mask is not None and state.real is not None:
+        state.mask = torch.cat([state.mask, torch.ones_like(ids)], dim=1)
+        ahead = torch.arange(ids.shape[1], device=ids.device)[None]
+        padding = Padding(mask=state.mask, positions=state.real[:, None] + ahead)
+        state.real = state.real + ids.shape[1]
+    logits, state.cache = call(
+        side.model, side.form, ids, state.cache, state.seen, last_only=last_only, side=side.name, padding=padding
+    )
     state.seen += ids.shape[1]
     state.source = torch.cat([state.source, ids], dim=1)
     state.last = logits[:, -1].clone()  # not a view: the logits of a long prefill must not stay alive
@@ -106,6 +166,10 @@ def fork(side: Side, state: State) -> State:
         mine = {t.untyped_storage().data_ptr() for t in tensors_of(state.cache) if t.numel()}
         if not any(t.untyped_storage().data_ptr() in mine for t in tensors_of(cache) if t.numel()):
             return replace(state, cache=cache)
+    if state.pattern.warm or state.pattern.padding:
+        raise CandidateError(
+            f"the cache of the {side.name} cannot be copied (a copy fails or shares storage), which {state.pattern.name} needs"
+        )
     again = prefill(side, state.source, state.pattern)
     return replace(again, last=state.last)
 
