@@ -26,6 +26,8 @@ def blame(
     singles: Mapping[str, float | None],
     without: Mapping[str, float | None],
     margin: float,
+    *,
+    shared: tuple[float, Mapping[str, float], Mapping[str, float]] | None = None,
 ) -> str:
     """Return the sentence that names the culprits, or says which runs are missing for it.
 
@@ -35,6 +37,9 @@ def blame(
         Loss of the whole stack, in the unit of `margin` (a fraction: 0.05 is 5 %).
     singles, without
         By member: its loss alone, and the loss of the stack without it; None: not measured.
+    shared
+        The same three over the data that all runs share; culprits are chosen there, because samples that stopped at
+        different sizes also differ by noise.
     """
     alone = {name: value for name, value in singles.items() if value is not None}
     rest = {name: value for name, value in without.items() if value is not None}
@@ -42,24 +47,23 @@ def blame(
     absent += [f"the stack without {name}" for name in without if name not in rest]
     if absent:
         return f"who is to blame is not known: not measured: {', '.join(absent)}"
-    named = sorted(culprits(full, alone, rest, margin), key=lambda s: list(singles).index(s.name))
+    judged = shared if shared is not None else (full, alone, rest)
+    named = sorted(culprits(*judged, margin), key=lambda s: list(singles).index(s.name))
     if not named:
         return f"no culprit: the loss of {_percent(full)} is spread over {_listed(list(singles))}"
     if len(named) == 1:
-        return f"{named[0].name} is the culprit: {_numbers(named[0], rest)}"
+        return f"{named[0].name} is the culprit: {_numbers(named[0], alone, rest)}"
     if all(s.single < margin / 2 for s in named):
-        each = ", ".join(f"{s.name} {_percent(s.single)}" for s in named)
+        each = ", ".join(f"{s.name} {_percent(alone[s.name])}" for s in named)
         return f"{_listed([s.name for s in named])} hurt only together: alone {each}, all together {_percent(full)}"
     return f"{_listed([s.name for s in named])} are the culprits: " + "; ".join(
-        f"{s.name}: {_numbers(s, rest)}" for s in named
+        f"{s.name}: {_numbers(s, alone, rest)}" for s in named
     )
 
 
-def _numbers(suspect: Suspect, without: Mapping[str, float]) -> str:
+def _numbers(suspect: Suspect, alone: Mapping[str, float], without: Mapping[str, float]) -> str:
     company = ", it hurts only in company" if suspect.single < suspect.marginal / 2 else ""
-    return (
-        f"without it the loss is {_percent(without[suspect.name])}, alone it loses {_percent(suspect.single)}{company}"
-    )
+    return f"without it the loss is {_percent(without[suspect.name])}, alone it loses {_percent(alone[suspect.name])}{company}"
 
 
 def _listed(names: Sequence[str]) -> str:

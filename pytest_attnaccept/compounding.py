@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_attnaccept.blame import blame
-from pytest_attnaccept.contrasts import Contrast, contrast_of
+from pytest_attnaccept.contrasts import Contrast, contrast_of, effects_on_shared_data
 from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.records import Metric, Record
 from pytest_attnaccept.taxonomy import Kind, Surface, Verdict
@@ -125,8 +125,27 @@ def _of_stack(
             singles=singles,
             without=without,
             contrast=contrast_of(metric, record, alone),
-            blame=blame(metric.effect, singles, without, metric.limit) if failed else "",
+            blame=_blame(metric, record, singles, without, (alone, rest)) if failed else "",
         )
+
+
+def _blame(
+    metric: Metric,
+    full: Record,
+    singles: Mapping[str, float | None],
+    without: Mapping[str, float | None],
+    cells: tuple[Mapping[str, Record | None], Mapping[str, Record | None]],
+) -> str:
+    """Return who is to blame, judged on the data that all cells share where they kept it."""
+    members = list(singles)
+    records = [full, *(r for part in cells for r in part.values() if r is not None)]
+    complete = len(records) == 1 + 2 * len(members)
+    shared = effects_on_shared_data(metric, records) if complete else None
+    judged = None
+    if shared is not None:
+        alone, rest = shared[1 : 1 + len(members)], shared[1 + len(members) :]
+        judged = (shared[0], dict(zip(members, alone, strict=True)), dict(zip(members, rest, strict=True)))
+    return blame(metric.effect or 0.0, singles, without, metric.limit or 0.0, shared=judged)
 
 
 def _effect(record: Record | None, name: str) -> float | None:

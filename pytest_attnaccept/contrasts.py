@@ -14,7 +14,7 @@ from typing import Any
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.records import Metric, Record
 
-__all__ = ["Contrast", "contrast_of"]
+__all__ = ["Contrast", "contrast_of", "effects_on_shared_data"]
 
 _SHARE = 0.5  # policy: an interaction of half a margin is worth a name
 _LEAST_BASELINE = 1e-6  # equal baselines give equal scores; what is left is the rounding of the record
@@ -60,14 +60,43 @@ def contrast_of(metric: Metric, full: Record, alone: Mapping[str, Record | None]
     if not _same_baseline(full, singles):
         return Contrast(compounds=None, text="interaction undecided: the cells have different baselines")
     try:
-        columns = [dict(zip(map(str, k["units"]), range(len(k["units"])), strict=True)) for k in kept if k]
-        shared = [unit for unit in columns[0] if all(unit in c for c in columns)]
-        if not shared:
+        rows = _shared_rows(kept)
+        if not rows[0]:
             return Contrast(compounds=None, text="interaction undecided: different data")
-        rows = [[c[unit] for unit in shared] for c in columns]
         return _text_contrast(metric, kept, rows) if family == "perplexity" else _answers_contrast(metric, kept, rows)
     except (KeyError, TypeError, IndexError, ValueError, ContractError) as error:
         return Contrast(compounds=None, text=f"interaction undecided: the kept losses cannot be compared ({error})")
+
+
+def effects_on_shared_data(metric: Metric, records: Sequence[Record]) -> list[float] | None:
+    """Return the loss of each record over the units that all of them measured, in the unit of the limit; None: none shared.
+
+    Two samples that stopped at different sizes differ by noise; the culprit is looked for where they do not.
+    """
+    kept = [_kept(r, metric.name) for r in records]
+    if not kept or any(k is None for k in kept) or not _same_baseline(records[0], records[1:]):
+        return None
+    try:
+        rows = _shared_rows(kept)
+        if not rows[0]:
+            return None
+        if metric.name.partition("[")[0] == "perplexity":
+            pairs = [
+                ([k["sums"][i] for i in row], [k["tokens"][i] for i in row])
+                for k, row in zip(kept, rows, strict=True)
+                if k
+            ]
+            return [math.expm1(sum(sums) / sum(tokens)) for sums, tokens in pairs]
+        return [sum(k["losses"][i] for i in row) / len(row) for k, row in zip(kept, rows, strict=True) if k]
+    except (KeyError, TypeError, IndexError, ValueError, ArithmeticError):
+        return None
+
+
+def _shared_rows(kept: Sequence[Mapping[str, Any] | None]) -> list[list[int]]:
+    """Return, per record, where the units stand that every record holds, in one order."""
+    columns = [dict(zip(map(str, k["units"]), range(len(k["units"])), strict=True)) for k in kept if k]
+    shared = [unit for unit in columns[0] if all(unit in c for c in columns)]
+    return [[c[unit] for unit in shared] for c in columns]
 
 
 def _kept(record: Record, name: str) -> Mapping[str, Any] | None:

@@ -240,3 +240,11 @@ def test_a_long_headline_keeps_the_sentence_about_blame() -> None:
 )  # fmt: skip
 def test_blame(full: float, singles: dict[str, float], without: dict[str, float], says: str) -> None:
     assert says in blame(full, singles, without, 0.1)
+
+
+def test_culprits_are_chosen_on_shared_data_and_told_with_the_cells_own_numbers() -> None:
+    """Noise between samples of different size must not blame an innocent member."""
+    noisy = {"a": 0.30, "b": 0.02}, {"a": 0.02, "b": 0.30}
+    assert "a and b" in blame(0.36, *noisy, 0.1)
+    text = blame(0.36, *noisy, 0.1, shared=(0.36, {"a": 0.36, "b": 0.01}, {"a": 0.01, "b": 0.36}))
+    assert text.startswith("a is the culprit: without it the loss is 2.0 %, alone it loses 30.0 %")
