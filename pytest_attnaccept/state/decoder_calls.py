@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,10 @@ from pytest_attnaccept.errors import CandidateError, ContractError
 from pytest_attnaccept.state.decoder_contract import DecoderContract
 
 __all__ = ["Answer", "Caller", "FormError", "Report"]
+
+
+# Requests up to this size are not what a decoder's limit is about.
+_SHORT = 128
 
 
 class FormError(Exception):
@@ -49,7 +54,7 @@ class Caller:
         self.end: int | None = None
         self._seen_inside: set[int] = set()
         self._candidate = candidate
-        self._extra = _sampling_keywords(candidate, dict(contract.sampling))
+        self._ways = _sampling_keywords(candidate, dict(contract.sampling))
 
     def __call__(self, prompt: tuple[int, ...], count: int, temperature: float, seed: int) -> Answer:
         """Return the answer to one request; FormError when its form is wrong, CandidateError when it raised."""
@@ -57,9 +62,10 @@ class Caller:
         self.calls += 1
         what = f"candidate(prompt of {len(prompt)}, max_new_tokens={count}, temperature={temperature}, seed={seed})"
         try:
-            out = self._candidate(prompt=given, max_new_tokens=count, temperature=temperature, seed=seed, **self._extra)
+            out = self._ask(prompt=given, max_new_tokens=count, temperature=temperature, seed=seed)
         except Exception as error:  # the candidate may raise anything; it is reported with its cause
-            raise CandidateError(f"{what} raised {type(error).__name__}: {error}") from error
+            hint = "" if len(prompt) + count <= _SHORT else "; a decoder with a limit declares it as max_length="
+            raise CandidateError(f"{what} raised {type(error).__name__}: {error}{hint}") from error
         if given.tolist() != list(prompt):
             raise FormError(f"{what} changed the prompt that it was given")
         report = None
@@ -67,6 +73,18 @@ class Caller:
             out, report = out[0], _report(out[1], what)
         tokens = self._tokens(out, prompt, count, what)
         return Answer(tokens=tokens, report=report)
+
+    def _ask(self, **given: Any) -> object:
+        """Call the candidate; its first call finds out how it takes the sampling filters."""
+        while len(self._ways) > 1:
+            try:
+                out = self._candidate(**given, **self._ways[0])
+            except (TypeError, ValueError):
+                self._ways = self._ways[1:]
+            else:
+                self._ways = self._ways[:1]
+                return out
+        return self._candidate(**given, **self._ways[0])
 
     def _tokens(self, out: object, prompt: tuple[int, ...], count: int, what: str) -> tuple[int, ...]:
         if not isinstance(out, torch.Tensor):
@@ -99,19 +117,24 @@ class Caller:
             raise FormError(f"{what}: some answers stop at token {self.end}, others go on behind it (tokens are lost)")
 
 
-def _sampling_keywords(candidate: Callable[..., Any], sampling: dict[str, float]) -> dict[str, Any]:
-    """Return the keywords that carry the sampling dict: ``sampling=`` where the candidate has it, else each by its name."""
+def _sampling_keywords(candidate: Callable[..., Any], sampling: dict[str, float]) -> list[dict[str, Any]]:
+    """Return the keywords that carry the filters: ``sampling=`` where the candidate has it, else each by its name.
+
+    A candidate that takes any keyword is given both, and only one of the two where it refuses that.
+    """
     if not sampling:
-        return {}
+        return [{}]
+    whole, names = {"sampling": dict(sampling)}, dict(sampling)
     try:
         parameters = inspect.signature(candidate).parameters
     except (TypeError, ValueError):
-        return dict(sampling)
+        return [whole, names]
     if "sampling" in parameters:
-        return {"sampling": dict(sampling)}
-    open_ended = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
-    if open_ended or all(name in parameters for name in sampling):
-        return dict(sampling)
+        return [whole]
+    if all(name in parameters for name in sampling):
+        return [names]
+    if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
+        return [{**whole, **names}, names, whole]
     raise ContractError(
         f"accept.decoder: sampling={sampling!r} is declared, but the candidate takes neither `sampling` nor "
         f"{', '.join(sampling)}; add a keyword argument `sampling`."
@@ -119,14 +142,22 @@ def _sampling_keywords(candidate: Callable[..., Any], sampling: dict[str, float]
 
 
 def _report(given: Mapping[Any, Any], what: str) -> Report:
-    calls, accepted = given.get("target_calls"), given.get("accepted", [])
-    if isinstance(calls, bool) or not isinstance(calls, int):
-        raise FormError(f"{what}: report['target_calls'] is {calls!r}, not an int")
-    if isinstance(accepted, torch.Tensor):
-        accepted = accepted.tolist()
-    good = isinstance(accepted, (list, tuple)) and all(
-        isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in accepted
-    )
-    if not good:
+    accepted = given.get("accepted", [])
+    calls = _whole(given.get("target_calls"))
+    if calls is None:
+        raise FormError(f"{what}: report['target_calls'] is {given.get('target_calls')!r}, not an int")
+    items = accepted.tolist() if hasattr(accepted, "tolist") else accepted
+    counts = [_whole(item) for item in items] if isinstance(items, (list, tuple)) else [None]
+    if any(count is None or count < 0 for count in counts):
         raise FormError(f"{what}: report['accepted'] is {accepted!r}, not a list of counts")
-    return Report(target_calls=calls, accepted=tuple(accepted))
+    return Report(target_calls=calls, accepted=tuple(count for count in counts if count is not None))
+
+
+def _whole(value: object) -> int | None:
+    """Return an int of Python, NumPy or PyTorch as an int, anything else as None."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

@@ -1,4 +1,4 @@
-"""Whether sampled tokens follow the target, jointly and at every position: the tests, their levels, and what they look like.
+"""Whether sampled tokens follow the target, jointly and at every early position: the tests, their levels, what they look like.
 
 The level of one check is 1e-6; it is divided among all tests of the check (Bonferroni), so a correct decoder fails it
 with at most that probability over the choice of the seed.
@@ -12,14 +12,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from pytest_attnaccept.measurement import Threshold
 from pytest_attnaccept.state.decoder_contract import DecoderPlan
-from pytest_attnaccept.state.decoder_reference import Cells, TargetModel, Tokens
+from pytest_attnaccept.state.decoder_reference import Cells, Rank, TargetModel, Tokens
 from pytest_attnaccept.state.multinomial import LEAST_EXPECTED, detectable_distance, pearson_p, pool, worst_cell
 
-__all__ = ["ALPHA", "Evidence", "Setting", "compare", "gates", "looks_like"]
+__all__ = [
+    "ALPHA",
+    "Evidence",
+    "Setting",
+    "compare",
+    "excluded",
+    "gates",
+    "looks_like",
+    "pairs_p",
+    "tails",
+    "uniform_p",
+]
 
 ALPHA = 1e-6
 _RANK_BINS = 20
@@ -27,6 +39,7 @@ _PAIR_BINS = 6
 _TAILS = (0.05, 0.01, 0.001)
 # An explanation is named when the draws do not contradict it at this level.
 _PLAUSIBLE = 1e-3
+Floats = NDArray[np.float64]
 
 
 class Setting(NamedTuple):
@@ -39,12 +52,19 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One test: its p-value and where it points."""
+    """One test: its p-value and where it points.
+
+    Attributes
+    ----------
+    seems
+        What a failure of this test alone looks like.
+    """
 
     name: str
     p: float
     n: int
     where: str
+    seems: str = ""
 
 
 def compare(target: TargetModel, setting: Setting, draws: list[Tokens], plan: DecoderPlan, seed: int) -> list[Evidence]:
@@ -76,7 +96,7 @@ def _joint(cells: Cells, setting: Setting, draws: list[Tokens]) -> Iterator[Evid
 
 def _positions(target: TargetModel, setting: Setting, draws: list[Tokens], seed: int) -> Iterator[Evidence]:
     noise = np.random.default_rng([seed, 11]).random((len(draws), max(map(len, draws))))
-    rows: list[list[tuple[float, float]]] = []
+    rows: list[list[Rank]] = []
     impossible: list[tuple[int, Tokens]] = []
     for number, draw in enumerate(draws):
         ranks, stop = target.ranks(setting.prompt, draw, setting.temperature, setting.sampling, noise[number])
@@ -88,20 +108,20 @@ def _positions(target: TargetModel, setting: Setting, draws: list[Tokens], seed:
         name=f"tokens that the target excludes, {at}",
         p=0.0 if impossible else 1.0,
         n=len(draws),
-        where=_excluded(impossible, len(draws), at),
+        where=excluded(impossible, len(draws), at),
     )
-    yield from _tails(np.array([likelier for row in rows for likelier, _ in row]), at)
+    yield from tails(np.array([rank.likelier for row in rows for rank in row]), at)
     for kind, order in enumerate(("probability", "token number")):
         for place in range(noise.shape[1]):
             column = np.array([row[place][kind] for row in rows if len(row) > place])
             name = f"ranks by {order} at position {place}, {at}"
-            yield Evidence(name=name, p=_uniform_p(column), n=len(column), where=f"{at}, new token {place} ({order})")
+            yield Evidence(name=name, p=uniform_p(column), n=len(column), where=f"{at}, new token {place} ({order})")
         pairs = np.array([row[place][kind] for row in rows for place in range(len(row) // 2 * 2)]).reshape(-1, 2)
         name = f"consecutive ranks by {order}, {at}"
-        yield Evidence(name=name, p=_pairs_p(pairs), n=len(pairs), where=f"{at}, pairs of new tokens ({order})")
+        yield Evidence(name=name, p=pairs_p(pairs), n=len(pairs), where=f"{at}, pairs of new tokens ({order})")
 
 
-def _tails(ranks: np.ndarray[tuple[int], np.dtype[np.float64]], at: str) -> Iterator[Evidence]:
+def tails(ranks: Floats, at: str) -> Iterator[Evidence]:
     """Yield exact binomial tests of how often unlikely tokens come, over all positions."""
     for tail in _TAILS:
         seen = int((ranks > 1 - tail).sum())
@@ -112,14 +132,16 @@ def _tails(ranks: np.ndarray[tuple[int], np.dtype[np.float64]], at: str) -> Iter
         yield Evidence(name=f"tokens in the last {tail:g} of the probability, {at}", p=p, n=len(ranks), where=where)
 
 
-def _excluded(impossible: list[tuple[int, Tokens]], total: int, at: str) -> str:
+def excluded(impossible: list[tuple[int, Tokens]], total: int, at: str) -> str:
+    """Return where the first continuation with an impossible token is, in words."""
     if not impossible:
         return at
     place, draw = impossible[0]
     return f"{at}, {len(impossible)} of {total} continuations, first: token {draw[place]} after {list(draw[:place])}"
 
 
-def _uniform_p(ranks: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def uniform_p(ranks: Floats) -> float:
+    """Return the p-value of Pearson's test that ranks ``(n,)`` are uniform; 1.0 for too few."""
     bins = min(_RANK_BINS, int(len(ranks) / LEAST_EXPECTED))
     if bins < 2:
         return 1.0
@@ -127,7 +149,8 @@ def _uniform_p(ranks: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     return pearson_p(counts, np.full(bins, 1 / bins))
 
 
-def _pairs_p(pairs: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> float:
+def pairs_p(pairs: Floats) -> float:
+    """Return the p-value of Pearson's test that pairs of ranks ``(n, 2)`` are uniform; 1.0 for too few."""
     bins = min(_PAIR_BINS, int(math.sqrt(len(pairs) / LEAST_EXPECTED)))
     if bins < 2:
         return 1.0
@@ -149,7 +172,7 @@ def gates(evidence: list[Evidence], seems: str) -> tuple[Threshold, ...]:
             n=item.n,
             where=item.where,
             origin=origin,
-            seems=seems if item.p <= ALPHA / len(evidence) else "",
+            seems=(seems or item.seems) if item.p <= ALPHA / len(evidence) else "",
         )
         for item in evidence
     )

@@ -7,14 +7,17 @@ Positions
 2. Every position is compared through its randomised rank: with tokens ordered by probability, ``F(before) + v p`` is
    uniform and independent of all earlier positions if, and only if, the token follows the target there.
 3. Filters are applied after the temperature in the order top_k, top_p, min_p (transformers' order).
+4. A token at the very edge of a filter is neither right nor wrong: float32 and float64 may cut there differently.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,10 +26,16 @@ from numpy.typing import NDArray
 from pytest_attnaccept.errors import CandidateError, ContractError
 from pytest_attnaccept.state.decoder_contract import Target
 
-__all__ = ["Cells", "TargetModel", "tie_tolerance"]
+__all__ = ["BENDS", "Cells", "Rank", "TargetModel", "tie_tolerance"]
 
 _MAX_CHILDREN = 63
 _MAX_NODES = 400
+# Logits that are remembered in all: 2^22 of them are 32 MB as float64, and enough for every context at small vocabularies.
+_MEMORY = 2**22
+# Temperatures of 0.67 to 1.43 times the declared one: colder and hotter ones are seen through their neighbours.
+BENDS = (-0.5, -0.15, 0.1, 0.3)
+# How far a filter's edge may move between float32 and float64 (sums of up to 1e5 probabilities).
+_EDGE = 1e-4
 Floats = NDArray[np.float64]
 Tokens = tuple[int, ...]
 
@@ -68,8 +77,48 @@ class Cells:
         return counts
 
 
+class Rank(NamedTuple):
+    """Two uniform ranks of one token, by probability and by number: each sees shifts that the other averages out.
+
+    Attributes
+    ----------
+    bets
+        ``log q(token) / p(token)`` for the target p at other temperatures: ``q ~ p ** (1 - bend)``, one per `BENDS`. The
+        exponential of a sum of one bend's bets has mean 1 under the target, so its inverse is a p-value (Markov).
+    doubt
+        Probability of any other than the likeliest token: what a decoder that has turned greedy would miss.
+    """
+
+    likelier: float
+    lower: float
+    bets: tuple[float, ...]
+    doubt: float
+
+
+Value = TypeVar("Value")
+Key = TypeVar("Key")
+
+
+class _Memo(Generic[Key, Value]):
+    """The values of the last `most` keys."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Key, Value] = OrderedDict()
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """Return what is known for `key`, or make it."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            self._kept[key] = make()
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return self._kept[key]
+
+
 class TargetModel:
-    """The target as next-token distributions; remembers every context it was asked for.
+    """The target as next-token distributions; remembers the contexts it was last asked for.
 
     Parameters
     ----------
@@ -85,15 +134,13 @@ class TargetModel:
         self.end = end
         self.calls = 0
         self._target, self._vocab, self._device = target, vocab_size, device
-        self._logits: dict[Tokens, torch.Tensor] = {}
-        self._shares: dict[tuple[Tokens, float, tuple[tuple[str, float], ...]], Floats] = {}
+        most = max(64, _MEMORY // vocab_size)
+        self._logits: _Memo[Tokens, torch.Tensor] = _Memo(most)
+        self._shares: _Memo[tuple[Tokens, float, tuple[tuple[str, float], ...]], Floats] = _Memo(most)
 
     def logits(self, tokens: Tokens) -> torch.Tensor:
         """Return the logits ``(vocab,)`` after a context, as the target gave them, on the CPU."""
-        known = self._logits.get(tokens)
-        if known is None:
-            known = self._logits[tokens] = self._ask(tokens)
-        return known
+        return self._logits.get(tokens, lambda: self._ask(tokens))
 
     def _ask(self, tokens: Tokens) -> torch.Tensor:
         self.calls += 1
@@ -114,10 +161,7 @@ class TargetModel:
     def probabilities(self, tokens: Tokens, temperature: float, sampling: Mapping[str, float]) -> Floats:
         """Return the next-token distribution ``(vocab,)`` in float64."""
         key = (tokens, temperature, tuple(sampling.items()))
-        known = self._shares.get(key)
-        if known is None:
-            known = self._shares[key] = self._filtered(tokens, temperature, sampling)
-        return known
+        return self._shares.get(key, lambda: self._filtered(tokens, temperature, sampling))
 
     def _filtered(self, tokens: Tokens, temperature: float, sampling: Mapping[str, float]) -> Floats:
         scores = self.logits(tokens).to(torch.float64) / temperature
@@ -165,24 +209,44 @@ class TargetModel:
             if shares[token] > 0:
                 yield int(token), float(shares[token])
 
+    def rank(
+        self, context: Tokens, token: int, temperature: float, sampling: Mapping[str, float], noise: float
+    ) -> Rank | None:
+        """Return the ranks of `token` behind `context`, or None when the target excludes it.
+
+        A token that lies at the edge of a filter gets ranks that are uniform by construction: it is not judged.
+        """
+        shares = self.probabilities(context, temperature, sampling)
+        own = float(shares[token])
+        if own == 0.0:
+            loose = {name: _loosened(name, value) for name, value in sampling.items()}
+            at_edge = bool(sampling) and self._filtered(context, temperature, loose)[token] > 0
+            return Rank(noise, noise, (0.0,) * len(BENDS), 0.0) if at_edge else None
+        below = np.arange(len(shares)) < token
+        likelier = float(shares[(shares > own) | ((shares == own) & below)].sum())
+        lower = float(shares[:token].sum())
+        return Rank(likelier + noise * own, lower + noise * own, _bets(shares, own), 1 - float(shares.max()))
+
     def ranks(
         self, prompt: Tokens, draw: Tokens, temperature: float, sampling: Mapping[str, float], noise: Floats
-    ) -> tuple[list[tuple[float, float]], int | None]:
-        """Return two uniform ranks of every position, and the first position whose token is impossible (or None).
-
-        The first rank orders tokens by probability, the second by number: each sees shifts that the other averages out.
-        """
-        ranks: list[tuple[float, float]] = []
+    ) -> tuple[list[Rank], int | None]:
+        """Return the ranks of every position, and the first position whose token is impossible (or None)."""
+        ranks: list[Rank] = []
         for place, token in enumerate(draw):
-            shares = self.probabilities(prompt + draw[:place], temperature, sampling)
-            own = float(shares[token])
-            if own == 0.0:
+            rank = self.rank(prompt + draw[:place], token, temperature, sampling, float(noise[place]))
+            if rank is None:
                 return ranks, place
-            below = np.arange(len(shares)) < token
-            likelier = float(shares[(shares > own) | ((shares == own) & below)].sum())
-            both = (likelier, float(shares[:token].sum()))
-            ranks.append((both[0] + float(noise[place]) * own, both[1] + float(noise[place]) * own))
+            ranks.append(rank)
         return ranks, None
+
+
+def _bets(shares: Floats, own: float) -> tuple[float, ...]:
+    logs = np.log(shares[shares > 0])
+    return tuple(-bend * math.log(own) - math.log(float(np.exp((1 - bend) * logs).sum())) for bend in BENDS)
+
+
+def _loosened(name: str, value: float) -> float:
+    return {"top_k": value, "top_p": min(1.0, value + _EDGE), "min_p": value * (1 - _EDGE)}[name]
 
 
 def _scatter(mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ import torch
 from pytest_attnaccept.measurement import Fact, Measured, Refusal
 from pytest_attnaccept.state.decoder_calls import Answer
 from pytest_attnaccept.state.decoder_checks import Setting
-from pytest_attnaccept.state.decoder_contract import prompts_for
 from pytest_attnaccept.state.decoder_reference import Tokens
 from pytest_attnaccept.state.decoder_run import DecoderRun
 from pytest_attnaccept.taxonomy import Verdict
@@ -22,8 +21,8 @@ __all__ = ["seeds", "state", "steps"]
 
 def seeds(run: DecoderRun) -> Measured:
     """Check that the seed, and nothing but the seed, decides what is drawn."""
-    setting = Setting(prompts_for(run.contract, 1, run.seed + 2)[0], max(run.contract.sampled), run.sampling)
-    count, problems = 2 * run.plan.depth, []
+    setting = Setting(run.prompts.short(1, run.seed + 2)[0], max(run.contract.sampled), run.sampling)
+    count, problems = run.prompts.room(setting.prompt, 2 * run.plan.depth), []
     with _global_state_restored():
         same = [_with_globals(run, setting, count, 7, state) for state in (1, 1, 2)]
         if same[0] != same[1]:
@@ -59,17 +58,17 @@ def _probability(run: DecoderRun, setting: Setting, draw: Tokens) -> float:
 
 
 def state(run: DecoderRun) -> Measured:
-    """Ask the same thing before and after other requests; ask for one token, then for many."""
+    """Ask the same thing before and after other requests: one token, many, behind one token and behind a long prompt."""
     problems: list[str] = []
     total = 0
-    prompts = prompts_for(run.contract, max(3, run.plan.greedy_prompts // 2), run.seed + 3)
+    prompts = run.prompts.short(max(3, run.plan.greedy_prompts // 2), run.seed + 3)
+    others = [(prompts[0][:1], 1), (prompts[0][:1], 3), (run.prompts.stretched(run.plan.long_prompt, run.seed), 9)]
+    others.append((prompts[0][:1], run.plan.long_run // 2))
     for temperature in run.contract.temperatures:
-        first = [run.call(prompt, 12, temperature, 40 + place).tokens for place, prompt in enumerate(prompts)]
-        for count in (1, 3):
-            run.call(prompts[0][:1], count, temperature, 5)
-        again = [
-            run.call(prompts[place], 12, temperature, 40 + place).tokens for place in reversed(range(len(prompts)))
-        ]
+        first = [_asked(run, prompt, temperature, 40 + place) for place, prompt in enumerate(prompts)]
+        for prompt, count in others:
+            run.call(prompt, run.prompts.room(prompt, count), temperature, 5)
+        again = [_asked(run, prompts[place], temperature, 40 + place) for place in reversed(range(len(prompts)))]
         for place, (one, two) in enumerate(zip(first, reversed(again), strict=True)):
             total += 1
             if one != two and not (temperature == 0.0 and _tie(run, prompts[place], one, two)):
@@ -77,6 +76,10 @@ def state(run: DecoderRun) -> Measured:
     return run.counted(
         "requests that changed after other requests", problems, (), Fact(name="requests repeated", value=total)
     )
+
+
+def _asked(run: DecoderRun, prompt: Tokens, temperature: float, seed: int) -> Tokens:
+    return run.call(prompt, run.prompts.room(prompt, 12), temperature, seed).tokens
 
 
 def _tie(run: DecoderRun, prompt: Tokens, one: Tokens, two: Tokens) -> bool:
@@ -90,9 +93,9 @@ def steps(run: DecoderRun) -> Measured:
     """Check that reported calls and acceptances can be true; report the step factor."""
     problems: list[str] = []
     tokens = calls = accepted = verified = requests = 0
-    for number, prompt in enumerate(prompts_for(run.contract, run.plan.greedy_prompts, run.seed + 4)):
+    for number, prompt in enumerate(run.prompts.short(run.plan.greedy_prompts, run.seed + 4)):
         for temperature in run.contract.temperatures:
-            answer = run.call(prompt, run.plan.greedy_tokens, temperature, number)
+            answer = run.call(prompt, run.prompts.room(prompt, run.plan.greedy_tokens), temperature, number)
             requests += 1
             if answer.report is None:
                 continue
@@ -101,10 +104,16 @@ def steps(run: DecoderRun) -> Measured:
             calls += answer.report.target_calls
             accepted += sum(answer.report.accepted)
             verified += len(answer.report.accepted)
+    claim, factor = run.contract.step_factor, tokens / max(1, calls)
     if not calls and not problems:
+        if claim is not None:
+            reason = f"step_factor={claim:g} is declared, but the candidate reports no target calls"
+            return run.refused(Verdict.FAIL, reason)
         return run.refused(Verdict.NOT_APPLICABLE, "the candidate reports no target calls: step factor not reported")
+    if claim is not None and factor < claim:
+        problems.append(f"step factor {factor:.3g}, {claim:g} declared ({tokens} tokens in {calls} target calls)")
     facts = (
-        Fact(name="step factor", value=tokens / max(1, calls), unit="tokens per target call"),
+        Fact(name="step factor", value=factor, unit="tokens per target call"),
         Fact(name="accepted per verification", value=accepted / max(1, verified), unit="draft tokens"),
     )
     return run.counted("reports that cannot be true", problems, (), *facts)
@@ -113,7 +122,8 @@ def steps(run: DecoderRun) -> Measured:
 def _implausible(answer: Answer, where: str) -> Iterator[str]:
     """Yield what cannot be true in a report.
 
-    `accepted` may count accepted draft tokens per verification, or all tokens that the verification gave.
+    `accepted` may count accepted draft tokens per verification, or all tokens that the verification gave; calls without
+    a draft may be left out of it. Every call adds at most one token to what it accepted.
     """
     if answer.report is None:
         return
@@ -124,7 +134,7 @@ def _implausible(answer: Answer, where: str) -> Iterator[str]:
         return
     if len(accepted) > calls:
         yield f"{where}: {len(accepted)} verifications in {calls} target calls"
-    drafts = sum(accepted[:-1]) + len(accepted) - 1 <= tokens <= sum(accepted) + len(accepted) + 1
+    drafts = sum(accepted[:-1]) + len(accepted) - 1 <= tokens <= sum(accepted) + calls + 1
     gains = sum(accepted[:-1]) <= tokens <= sum(accepted) + 1 and sum(accepted) <= tokens + max(accepted)
     if not drafts and not gains:
         yield f"{where}: accepted {list(accepted)} does not add up to {tokens} tokens"

@@ -1,4 +1,4 @@
-"""What the checks of one decoder share: the caller, the target, how far a token lags, and counted faults."""
+"""What the checks of one decoder share: the caller, the target, the prompts, how far a token lags, and counted faults."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from pytest_attnaccept.measurement import Fact, Measured, Refusal, Threshold
 from pytest_attnaccept.state.decoder_calls import Caller
 from pytest_attnaccept.state.decoder_contract import DecoderContract, DecoderPlan, Target
+from pytest_attnaccept.state.decoder_prompts import Prompts
 from pytest_attnaccept.state.decoder_reference import TargetModel, Tokens, tie_tolerance
 from pytest_attnaccept.taxonomy import Verdict
 
@@ -30,12 +31,22 @@ class DecoderRun:
         self.contract, self.seed, self.plan = contract, seed, plan
         self.call = Caller(candidate, contract, device)
         self.target = TargetModel(target, contract.vocab_size, device)
+        self.prompts = Prompts(contract, plan, self.target)
         self.sampling = dict(contract.sampling)
         self.digest = hashlib.sha256(repr((contract, seed, plan)).encode()).hexdigest()[:16]
 
     def refused(self, verdict: Verdict, reason: str) -> Measured:
         """Return a measurement that is only a reason."""
         return Measured(refusals=(Refusal(verdict=verdict, reason=reason),), seed=self.seed, data_digest=self.digest)
+
+    def reach(self) -> str:
+        """Return in words why nothing longer was asked."""
+        limit, declared = self.prompts.limit, self.contract.max_length
+        if declared is not None and limit == declared:
+            return f"max_length={declared} is declared"
+        if limit < self.plan.long_prompt:
+            return f"the target raises beyond that (tried), so nothing longer than {limit} tokens was asked"
+        return "longer ones were not asked"
 
     def lag(self, context: Tokens, token: int) -> tuple[float, float]:
         """Return how far `token` is behind the best one, and the best before the second, in tolerances."""

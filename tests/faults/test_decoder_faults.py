@@ -15,8 +15,16 @@ SUBTLE = {"SeedCut": 1500, "ClearsInPlace": 3000, "GumbelOnGrid": 1500, "Repeats
 
 
 def quick_plan(row):
-    draws = SUBTLE.get(row.name, 450)
-    return DecoderPlan(greedy_prompts=12, greedy_tokens=24, prompts=1, draws=draws, paths=min(draws, 1000))
+    draws, late = SUBTLE.get(row.name, 450), 40 if "Behind" in row.name else 4
+    return DecoderPlan(
+        greedy_prompts=12,
+        greedy_tokens=24,
+        prompts=1,
+        draws=draws,
+        paths=min(draws, 1000),
+        middle_draws=210 if row.name == "OneTokenUnverified" else 60,
+        late_draws=late,
+    )
 
 
 FILTERS = {"temperatures": (0.8,), "sampling": {"top_k": 4, "top_p": 0.8}}
@@ -59,7 +67,9 @@ def test_what_is_below_the_resolution_stays_named(name):
 @pytest.mark.parametrize("name", sorted(GOOD))
 def test_correct_decoder_passes(name, check):
     candidate, keywords = GOOD[name]
-    plan = DecoderPlan(greedy_prompts=8, greedy_tokens=16, prompts=1, draws=400, paths=120)
+    plan = DecoderPlan(
+        greedy_prompts=8, greedy_tokens=16, prompts=1, draws=400, paths=120, middle_draws=30, late_draws=4
+    )
     verdict = decide(measure(check, candidate, 1, plan, **keywords), {}).verdict
     assert verdict in (Verdict.PASS, Verdict.NOT_APPLICABLE)
     if verdict is Verdict.NOT_APPLICABLE:

@@ -5,7 +5,7 @@ import torch
 
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.state.cache_contract import OPERATIONS, make_cache_contract
-from pytest_attnaccept.state.decoder_contract import make_decoder_contract, plan_for, prompts_for
+from pytest_attnaccept.state.decoder_contract import make_decoder_contract, plan_for
 from pytest_attnaccept.state.prefix_oracle import make_prefix_contract
 
 CACHE = {"q_heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4, "dtype": "float32", "capacity_tokens": 64}
@@ -109,15 +109,6 @@ def test_decoder_takes_lists_and_tensors():
 def test_decoder_refuses(change, words):
     with pytest.raises(ContractError, match=words):
         make_decoder_contract(**{"vocab_size": 8, **change})
-
-
-def test_random_prompts_are_seeded_and_inside_the_vocabulary():
-    contract = make_decoder_contract(vocab_size=5)
-    prompts = prompts_for(contract, 16, seed=3)
-    assert prompts == prompts_for(contract, 16, seed=3)
-    assert prompts != prompts_for(contract, 16, seed=4)
-    assert all(prompt and all(0 <= token < 5 for token in prompt) for prompt in prompts)
-    assert {len(prompt) for prompt in prompts} >= {1, 2, 5, 6}
 
 
 def test_smoke_spends_less():

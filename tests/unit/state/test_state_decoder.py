@@ -16,7 +16,9 @@ from pytest_attnaccept.state.multinomial import detectable_distance, pearson_p, 
 from pytest_attnaccept.taxonomy import Verdict
 
 MODEL = TableModel(vocab=5)
-PLAN = DecoderPlan(greedy_prompts=6, greedy_tokens=12, prompts=1, draws=400, depth=4, paths=200)
+PLAN = DecoderPlan(
+    greedy_prompts=6, greedy_tokens=12, prompts=1, draws=400, depth=4, paths=200, middle_draws=30, late_draws=3
+)
 
 
 def measure(check, candidate=None, target=MODEL, seed=0, plan=PLAN, **keywords):
