@@ -40,6 +40,13 @@ _AXIS = Knob(
     default=None,
     choices=("token", "channel"),
 )
+_POSITIONS = Knob(
+    name="positions",
+    types=(str,),
+    doc="keys count inside the cache ('cache', the paper's and the default) or in the text ('text')",
+    default=None,
+    choices=("cache", "text"),
+)
 _OBSERVATION = Knob(
     name="observation", types=(int,), doc="last queries that vote; None: 32", default=None, worst="lower", low=1
 )
@@ -134,7 +141,7 @@ BUILTIN_METHODS: tuple[Method, ...] = (
     _exact("torch_compile", Layer.KERNEL, Surface.KERNEL, "the same graph compiled"),
     _exact("fused_kernel", Layer.KERNEL, Surface.KERNEL, "several operations in one kernel"),
     _evicts("sliding_window", "only the most recent keys are visible", _WINDOW),
-    _evicts("streaming_llm", "attention sinks and a recent window", _KV_BUDGET, _SINKS),
+    _evicts("streaming_llm", "attention sinks and a recent window", _KV_BUDGET, _SINKS, _POSITIONS),
     _evicts("h2o", "heavy hitters by accumulated attention, and recent keys", _KV_BUDGET, _SINKS),
     _evicts("snapkv", "keys that the last queries attend to", _KV_BUDGET, _SINKS, _OBSERVATION, _POOL),
     _evicts("tova", "keys that the current query attends to", _KV_BUDGET, _SINKS),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.methods.claims import budget_entries
+from pytest_attnaccept.methods.rotation import Move
 
 __all__ = ["HeavyHitters", "LayerView", "Policy", "RandomKeep", "SinksAndRecent", "Window"]
 
@@ -54,8 +55,9 @@ class LayerView:
 class Policy(Protocol):
     """Chooses the entries to keep.
 
-    Two attributes are optional: ``observes`` (scores are those of so many last queries; None: of all, accumulated) and
-    ``ragged`` (layers hold different numbers of entries).
+    Three attributes are optional: ``observes`` (scores are those of so many last queries; None: of all, accumulated),
+    ``ragged`` (layers hold different numbers of entries) and ``move`` (entries take the positions that they have inside the
+    cache; `keep` must then return indices of shape (n,)).
     """
 
     @property
@@ -94,6 +96,7 @@ class SinksAndRecent:
 
     budget: float | int
     sinks: int
+    move: Move | None = None
     needs_scores: bool = False
     window: int | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -16,6 +17,7 @@ from pytest_attnaccept.errors import ContractError, EngineError
 from pytest_attnaccept.methods.attention import announce
 from pytest_attnaccept.methods.codec import Codec
 from pytest_attnaccept.methods.eviction import LayerView, Policy
+from pytest_attnaccept.methods.rotation import Move
 from pytest_attnaccept.methods.store import Store
 
 __all__ = ["PolicyLayer", "policy_cache"]
@@ -42,6 +44,7 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
         self.streams: tuple[int, ...] = ()
         self.scores: Tensor | None = None
         self.awaits_scores = False
+        self.moved: Tensor | None = None  # int32, (entries,): how many positions were evicted behind each entry
         self.key_store = Store(codec=codec, across_tokens=codec is not None and codec.axis == "channel")
         self.value_store = Store(codec=codec)
 
@@ -89,13 +92,24 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
         self.key_store.append(key_states)
         self.value_store.append(value_states)
         self.seen += int(key_states.shape[2])
-        keys, values = self.key_store.read(), self.value_store.read()
+        keys, values = self._read(int(key_states.shape[2]))
         if self.wants_scores or self.window is not None:
             announce(self)
         self.awaits_scores = self.wants_scores
         if not self.awaits_scores:
             self._evict(keys)
         return keys, values
+
+    def _read(self, new: int) -> tuple[Tensor, Tensor]:
+        """Return what is stored, the last `new` entries of it just added, at the positions that the policy wants."""
+        keys, values = self.key_store.read(), self.value_store.read()
+        move: Move | None = getattr(self.policy, "move", None)
+        if move is None:
+            return keys, values
+        fresh = torch.zeros(new, dtype=torch.int32, device=self.device)
+        self.moved = fresh if self.moved is None else torch.cat([self.moved, fresh])
+        by = self.moved[self.moved > 0]  # the oldest entries: behind a younger one no more was evicted than behind it
+        return (keys, values) if by.numel() == 0 else move(keys, values, by)
 
     def observe(self, sums: Tensor, queries: int) -> None:
         """Add column sums (batch, q_heads, keys) of `queries` tokens to the scores per stored head, then evict."""
@@ -128,6 +142,10 @@ class PolicyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untype
         keep = self.policy.keep(view)
         if keep is None:
             return
+        if self.moved is not None:
+            gone = torch.ones_like(self.moved).index_fill(0, keep, 0)
+            behind = gone.flip(0).cumsum(0, dtype=torch.int32).flip(0)
+            self.moved = (self.moved + behind)[keep]
         self.key_store.gather(keep)
         self.value_store.gather(keep)
         if self.scores is not None:

@@ -58,7 +58,7 @@ def test_a_press_agrees_with_our_own_implementation(toy):
     from kvpress import StreamingLLMPress
 
     params = {"documents": 6, "continuation": 16, "step": 16}
-    member = stack("streaming_llm", {"kv_budget": 0.5})
+    member = stack("streaming_llm", {"kv_budget": 0.5, "positions": "text"})
     results = []
     for candidate in (Candidate(context=StreamingLLMPress(compression_ratio=0.5, n_sink=4)), None):
         with open_session(candidate=candidate, baseline=toy, stack=member) as session:

@@ -63,7 +63,7 @@ def masked_reference(model, ids, dropped):
 
 
 def test_streaming_equals_the_masked_forward_pass(model, ids):
-    logits, kept, _ = run(model, [("streaming_llm", {"kv_budget": 24, "sinks": 4})], ids)
+    logits, kept, _ = run(model, [("streaming_llm", {"kv_budget": 24, "sinks": 4, "positions": "text"})], ids)
     assert kept == [24, 24, 24]
     expected = masked_reference(model, ids, list(range(4, CONTEXT - 20)))
     assert (logits - expected).abs().max() < CLOSE
@@ -72,7 +72,9 @@ def test_streaming_equals_the_masked_forward_pass(model, ids):
 def test_positions_stay_those_of_the_text(model, ids):
     """The same eviction with positions that count from the shortened length is far away: the oracle sees positions."""
     expected = masked_reference(model, ids, list(range(4, CONTEXT - 20)))
-    shifted = side(model, apply_stack(model, stack(("streaming_llm", {"kv_budget": 24}))).candidate)
+    shifted = side(
+        model, apply_stack(model, stack(("streaming_llm", {"kv_budget": 24, "positions": "text"}))).candidate
+    )
     with shifted.running():
         state = prefill(shifted, ids[:, :CONTEXT], parse_pattern("one-shot", CONTINUATION))
         state.seen = 24
