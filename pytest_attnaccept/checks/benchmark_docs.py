@@ -4,7 +4,7 @@ Positions
 ---------
 1. Data that cannot be had (offline, gated, gone) is an `EngineError`: the item is INCOMPLETE and says what is missing. A
    task name that nobody knows is the user's mistake.
-2. lm-eval's global seeds stay untouched, and no code of a data set or of a model's answer is run here.
+2. The global generators are given back as they were, and no code of a data set or of a model's answer is run here.
 3. One filter and one metric per task are compared, chosen by name or by a fixed order, the same for both sides.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import random
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,10 @@ def lm_eval_outcomes(
 
 
 def _quietly(task: str, run: Callable[[], Any]) -> Any:
-    """Run with lm-eval's warnings and progress bars off; what the data sets raise becomes an error that says what is missing."""
+    """Run with warnings and progress bars off, and give the global generators back; what the data sets raise becomes an error that says what is missing."""
+    import numpy
+
+    states = random.getstate(), numpy.random.get_state()
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
@@ -83,6 +87,9 @@ def _quietly(task: str, run: Callable[[], Any]) -> Any:
             raise ContractError(f"benchmark: lm-eval cannot run {task}: {type(error).__name__}: {error}") from error
         except Exception as error:  # data sets raise errors of a dozen libraries; none of them is the candidate's
             raise _missing(task, error) from error
+        finally:
+            random.setstate(states[0])
+            numpy.random.set_state(states[1])
 
 
 def _missing(task: str, error: Exception) -> EngineError:

@@ -44,7 +44,9 @@ def summary_lines(
         )
     if explicit and any(r.item.kind == Kind.APPROXIMATE.value for r in result.results):
         ran = {r.item.check for r in result.results}
-        missing_checks = [c for c in LATER_APPROXIMATE if not any(check == c or check.startswith(f"{c}-") for check in ran)]
+        missing_checks = [
+            c for c in LATER_APPROXIMATE if not any(check == c or check.startswith(f"{c}-") for check in ran)
+        ]
         if missing_checks:
             lines.append((f"not gated yet: {', '.join(missing_checks)}", None))
     if explicit and quality_only:

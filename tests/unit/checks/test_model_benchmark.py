@@ -1,0 +1,279 @@
+"""Benchmarks through the changed cache: numbers that one forward pass confirms, and everything that must not pass."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+pytest.importorskip("lm_eval", reason="benchmarks need the optional lm-eval")
+
+from pytest_attnaccept.candidate import Candidate
+from pytest_attnaccept.checks import open_session
+from pytest_attnaccept.checks.benchmark_lm import CacheLM
+from pytest_attnaccept.checks.model_benchmark import _gate
+from pytest_attnaccept.checks.model_data import encode
+from pytest_attnaccept.engines.loading import load
+from pytest_attnaccept.engines.memo import baseline_memo
+from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError
+from pytest_attnaccept.profiles import Limit
+from pytest_attnaccept.registry import Registry, check_knobs
+from pytest_attnaccept.tasks import generate
+from pytest_attnaccept.taxonomy import Verdict
+from pytest_attnaccept.verdict import decide
+
+REGISTRY = Registry.builtin()
+LIMITS = {"benchmark": Limit(max=0.1, origin="policy: test")}
+CHOICE = """
+task: toy_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{context}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+GENERATE = """
+task: toy_generate
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{context}}}}"
+doc_to_target: "{{{{choices[answer]}}}}"
+generation_kwargs: {{until: ["."], max_gen_toks: 4, do_sample: {sample}}}
+filter_list: [{{name: word, filter: [{{function: regex, regex_pattern: "([a-z]+)"}}, {{function: take_first}}]}}]
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return load(parse_spec("toy-gqa"))
+
+
+@pytest.fixture(scope="module")
+def tasks(toy, tmp_path_factory):
+    """A folder with two tasks of lm-eval over the same 40 documents."""
+    folder = tmp_path_factory.mktemp("tasks")
+    draw = random.Random(0)
+    rows = []
+    for index in range(40):
+        item = generate(
+            "kv_recall",
+            fit=lambda t: len(encode(toy.tokenizer, t)),
+            target_tokens=200,
+            seed=3,
+            index=index,
+            questions=1,
+        )
+        question = item.questions[0]
+        choices = [text.strip() for text in (question.answer, *question.foils[:3])]
+        draw.shuffle(choices)
+        rows.append(
+            {
+                "context": item.context + question.prompt,
+                "choices": choices,
+                "answer": choices.index(question.answer.strip()),
+            }
+        )
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (folder / "choice.yaml").write_text(CHOICE.format(file=file), encoding="utf-8")
+    (folder / "generate.yaml").write_text(GENERATE.format(file=file, sample="false"), encoding="utf-8")
+    sampled = GENERATE.format(file=file, sample="true, temperature: 0.7").replace("toy_generate", "toy_sampled")
+    (folder / "sampled.yaml").write_text(sampled, encoding="utf-8")
+    rolling = CHOICE.format(file=file).split("doc_to_choice")[0].replace("multiple_choice", "loglikelihood_rolling")
+    (folder / "rolling.yaml").write_text(
+        rolling.replace("toy_choice", "toy_rolling").replace('doc_to_text: "{{context}}"', 'doc_to_text: ""\ndoc_to_target: "{{context}}"'),
+        encoding="utf-8",
+    )  # fmt: skip
+    gone = CHOICE.format(file=folder / "gone.jsonl").replace("toy_choice", "toy_gone")
+    (folder / "gone.yaml").write_text(gone, encoding="utf-8")
+    return folder
+
+
+def session(toy, name, **knobs):
+    method = REGISTRY.get(name)
+    return open_session(baseline=toy, stack=[(method, check_knobs(method, knobs, "test"))])
+
+
+def facts(measured):
+    return {fact.name: fact.value for fact in measured.facts}
+
+
+@pytest.mark.parametrize("task", ["toy_choice", "toy_generate"])
+def test_a_harmless_cache_passes_and_half_of_it_loses(toy, tasks, task):
+    results = {}
+    for name, knobs in (("kv8", {}), ("streaming_llm", {"kv_budget": 0.25})):
+        with session(toy, name, **knobs) as opened:
+            measured = opened.measure(f"benchmark-{task}", {"include_path": str(tasks)})
+        decision = decide(measured, LIMITS)
+        results[name] = decision.verdict
+        assert measured.gates[0].base_mean == 1.0
+        assert measured.gates[0].chance == pytest.approx(0.25 if task == "toy_choice" else 0.0)
+        assert facts(measured)["documents"] == 40
+        assert facts(measured)["truncated_prompts"] == 0
+        assert len(measured.gates[0].losses) == 40
+    assert results == {"kv8": Verdict.PASS, "streaming_llm": Verdict.FAIL}
+
+
+def test_log_likelihoods_are_those_of_one_forward_pass_for_an_untouched_cache(toy):
+    class Request:
+        def __init__(self, *args):
+            self.args = args
+
+    pairs = [
+        ("Alice has the lamp. Bob has the kite. Alice has the", word) for word in (" lamp", " kite", " lamp. Bob has")
+    ]
+    pairs += [("Alice", " has the lamp"), ("", "Alice has the lamp"), ("Bob has the ", "kite")]
+    with session(toy, "kv8") as opened:
+        found = CacheLM(opened, opened.baseline).loglikelihood([Request(*pair) for pair in pairs])
+    for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
+        ids = encode(toy.tokenizer, context + continuation)
+        start = len(encode(toy.tokenizer, context.rstrip()))
+        if not context:
+            ids, start = [toy.tokenizer.eos_token_id, *ids], 1
+        with torch.no_grad():
+            logits = toy.model(torch.tensor([ids])).logits[0, start - 1 : -1].double()
+        target = torch.tensor(ids[start:])
+        assert value == pytest.approx(
+            float(-torch.nn.functional.cross_entropy(logits, target, reduction="sum")), abs=1e-3
+        )
+        assert greedy == bool((logits.argmax(-1) == target).all())
+
+
+def test_the_score_is_read_through_the_cache_and_not_from_one_pass(toy):
+    """Zeroed storage: one forward pass over the whole text would not notice."""
+
+    class Forgetful(DynamicCache):
+        def update(self, keys, values, layer, *args, **kwargs):
+            full = super().update(keys, values, layer, *args, **kwargs)
+            self.layers[layer].values = torch.zeros_like(self.layers[layer].values)
+            return full
+
+    item = generate("kv_recall", fit=lambda t: len(encode(toy.tokenizer, t)), target_tokens=200, seed=3, index=0)
+
+    class Request:
+        args = (item.context + item.questions[0].prompt, item.questions[0].answer)
+
+    method = REGISTRY.get("kv8")
+    with open_session(baseline=toy, candidate=Candidate(cache=Forgetful), stack=[(method, {})]) as opened:
+        right = CacheLM(opened, opened.baseline).loglikelihood([Request])[0]
+        wrong = CacheLM(opened, opened.candidate).loglikelihood([Request])[0]
+    assert right[0] > -0.1
+    assert wrong[0] < right[0] - 1
+
+
+def test_a_candidate_that_never_ran_is_invalid(toy, tasks):
+    method = REGISTRY.get("h2o")
+    with open_session(
+        baseline=toy,
+        candidate=Candidate(cache=DynamicCache),
+        stack=[(method, check_knobs(method, {"kv_budget": 0.5}, "t"))],
+    ) as opened:
+        for task in ("toy_choice", "toy_generate"):
+            measured = opened.measure(f"benchmark-{task}", {"include_path": str(tasks), "limit": 30})
+            assert decide(measured, LIMITS).verdict is Verdict.INVALID
+            assert any("never ran" in refusal.reason for refusal in measured.refusals)
+
+
+def test_a_baseline_at_chance_is_invalid(toy, tasks, tmp_path):
+    rows = [json.loads(line) for line in (tasks / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    for number, row in enumerate(rows):
+        row["answer"] = number % 4  # the marked answer has nothing to do with the context
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (tmp_path / "choice.yaml").write_text(CHOICE.format(file=file), encoding="utf-8")
+    with session(toy, "kv8") as opened:
+        measured = opened.measure("benchmark-toy_choice", {"include_path": str(tmp_path)})
+    assert decide(measured, LIMITS).verdict is Verdict.INVALID
+
+
+def test_prompts_that_are_too_long_lose_their_beginning_and_are_counted(toy, tasks):
+    with session(toy, "kv8") as opened:
+        model = CacheLM(opened, opened.baseline)
+        long = " Alice has the lamp." * 80
+        with opened.baseline.running():
+            model.complete(long, {"until": ["."], "max_gen_toks": 3})
+    assert (model.truncated, model.longest) == (1, toy.trained_length)
+
+
+@pytest.mark.parametrize(
+    ("task", "params", "error", "message"),
+    [
+        ("toy_sampled", {}, EngineError, "asks for sampling"),
+        ("toy_rolling", {}, ContractError, "Use the check perplexity"),
+        ("toy_gone", {}, EngineError, "cannot be had"),
+        ("toy_choise", {}, UnknownNameError, "Did you mean 'toy_choice'"),
+        ("toy_choice", {"metric": "f1"}, ContractError, "has no metric 'f1'"),
+        ("toy_generate", {"metric": "exact_match,number"}, UnknownNameError, "word"),
+    ],
+)
+def test_what_cannot_be_compared_ends_with_its_reason(toy, tasks, monkeypatch, task, params, error, message):
+    from pytest_attnaccept.checks import benchmark_docs
+
+    if task == "toy_choise":  # indexing all tasks of lm-eval takes many seconds
+        monkeypatch.setattr(
+            benchmark_docs, "_manager", lambda *_: (_ for _ in ()).throw(UnknownNameError("task", task, ["toy_choice"]))
+        )
+    with session(toy, "kv8") as opened, pytest.raises(error, match=message):
+        opened.measure(f"benchmark-{task}", {"include_path": str(tasks), "limit": 4, **params})
+
+
+def test_without_lm_eval_the_extra_is_named(toy, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lm_eval" else real(name, *a))
+    with session(toy, "kv8") as opened, pytest.raises(EngineError, match=r"pip install 'pytest-attnaccept\[hf\]'"):
+        opened.measure("benchmark-toy_choice", {})
+
+
+def test_generated_code_runs_only_when_asked_for(toy, tmp_path):
+    row = {"task_id": "H/0", "prompt": "def f():\n", "entry_point": "f", "test": "def check(g):\n    assert g() == 1\n"}
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    params = {"include_path": str(tmp_path), "max_gen_toks": 2}
+    with session(toy, "kv8") as opened:
+        with pytest.raises(EngineError, match="run_code: true"):
+            opened.measure("benchmark-humaneval", params)
+        measured = opened.measure("benchmark-humaneval", {**params, "run_code": True})
+    # The embedded model writes no Python: a baseline that solves nothing cannot gate anything.
+    assert measured.gates[0].base_mean == 0.0
+    assert decide(measured, LIMITS).verdict is Verdict.INVALID
+
+
+def test_documents_with_one_prompt_are_one_unit(toy):
+    from pytest_attnaccept.checks.benchmark_docs import Outcome
+
+    def outcomes(*scores):
+        return [
+            Outcome(unit=f"t:{n}:doc{n}:{'same' if n < 3 else n}", task="t", score=s, parsed=True, chance=0.25)
+            for n, s in enumerate(scores)
+        ]
+
+    gate, units = _gate("t", outcomes(1, 1, 1, 1, 0), outcomes(0, 1, 1, 0, 0))
+    assert gate.losses == (pytest.approx(1 / 3), 1.0, 0.0)
+    assert (gate.n_items, gate.discordant, len(units)) == (5, 2, 3)
+
+
+def test_global_state_stays_and_a_baseline_is_asked_once(toy, tasks, monkeypatch):
+    from pytest_attnaccept.checks import benchmark_lm
+
+    calls = []
+    real = benchmark_lm.prefill
+    monkeypatch.setattr(benchmark_lm, "prefill", lambda side, *a: calls.append(side.name) or real(side, *a))
+    baseline_memo.clear()
+    random.seed(4)
+    before = random.getstate()
+    for name in ("kv8", "kv4"):
+        with session(toy, name) as opened:
+            opened.measure("benchmark-toy_choice", {"include_path": str(tasks), "limit": 5})
+    assert random.getstate() == before
+    assert calls.count("baseline") == 5
+    assert calls.count("candidate") == 10
