@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,9 +36,9 @@ _CHECKS = {
     "identity": ("tokens", "tier"),
     "equality": ("tokens", "tier", "documents"),
     "footprint": ("tier",),
-    "divergence": ("documents", "tier", "continuation"),
-    "perplexity": ("documents", "tier", "continuation"),
-    "needle": ("tiers", "contexts", "questions_per_context", "depths"),
+    "divergence": ("documents", "tier", "continuation", "patterns", "screen"),
+    "perplexity": ("documents", "tier", "continuation", "patterns", "screen"),
+    "needle": ("tiers", "contexts", "questions_per_context", "depths", "patterns", "screen"),
     "budget-curve": ("budgets", "tier", "contexts", "questions_per_context"),
     "length-curve": ("lengths", "operating", "contexts", "beyond", "questions_per_context", "documents"),
 }
@@ -49,6 +50,7 @@ _SURFACES = {
     Surface.CACHE: ("programs",),
     Surface.PREFIX_CACHE: ("programs",),
 }
+_PATTERN = re.compile(r"one-shot|token|chunk-[1-9]\d*|warm-prefix|batch(-left|-right)?")
 _PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
 LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples", "long-range", "benchmark", "halving")
 
@@ -280,6 +282,9 @@ def _settings(node: Node, key: str, allowed: tuple[str, ...]) -> dict[str, objec
     settings: Node = node.typed(key, dict)
     settings.only(allowed)
     for name, value in settings.items():
+        if name == "patterns":
+            _require_patterns(settings, value)
+            continue
         many = name in _LISTS
         if many and (not isinstance(value, list) or not value):
             raise settings.error(f"{name}: {value!r} must be a list of positive numbers with at least one entry", name)
@@ -289,6 +294,12 @@ def _settings(node: Node, key: str, allowed: tuple[str, ...]) -> dict[str, objec
                 sort = "number" if name in _FRACTIONS else "whole number"
                 raise settings.error(f"{name}: {number!r} must be a positive {sort}", name)
     return dict(settings)
+
+
+def _require_patterns(node: Node, value: object) -> None:
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) and _PATTERN.fullmatch(v) for v in value):
+        allowed = "one-shot, chunk-N, token, warm-prefix, batch, batch-left or batch-right"
+        raise node.error(f"patterns: {value!r} must be a list of {allowed}", "patterns")
 
 
 def _strings(node: Node, key: str) -> tuple[str, ...]:

@@ -60,7 +60,8 @@ def right(answer: Answer, score: str) -> bool:
 
 def answers(session: ModelSession, side: Side, items: Sequence[TaskItem], pattern: str) -> list[list[Answer]]:
     """Answer every question of every item in the call pattern of that name."""
-    return answers_in(session, side, items, pattern_of(session, side, pattern, 1), session.batch)
+    how = pattern_of(session, side, pattern, 1)
+    return answers_in(session, side, items, how, how.rows or session.batch)
 
 
 def answers_in(

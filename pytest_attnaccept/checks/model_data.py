@@ -88,13 +88,18 @@ def documents(session: ModelSession, params: Params, *, count: int, length: int,
 
     ``text`` names the source: "builtin" (the text family of this package), or a file: WikiText raw is split at its
     first-level headings, any other file at blank lines followed by a form feed, or taken as one document per file.
+    ``first`` is the index of the first built-in document; a sample of a file that starts anywhere but at 0 is taken from
+    its end, where another sample comes last.
     """
     loaded = session.baseline.loaded
     room = length - len(loaded.prefix_ids)
     if continuation >= room:
         raise ContractError(f"{params.check}: {length} tokens leave no context before {continuation} scored tokens")
     source = params.text("text", "builtin")
-    texts = _builtin(session, count, room) if source == "builtin" else split_documents(Path(source))
+    first = params.integer("first", 0, low=0)
+    texts = _builtin(session, first, count, room) if source == "builtin" else split_documents(Path(source))
+    if source != "builtin" and first:
+        texts = texts[::-1]
     rows: list[Tensor] = []
     for text in texts:
         ids = encode(loaded.tokenizer, text)[:room]
@@ -109,13 +114,13 @@ def documents(session: ModelSession, params: Params, *, count: int, length: int,
     return Documents(rows=tuple(rows), continuation=continuation, asked=count, source=source, digest=digest)
 
 
-def _builtin(session: ModelSession, count: int, room: int) -> list[str]:
+def _builtin(session: ModelSession, first: int, count: int, room: int) -> list[str]:
     tokenizer = session.baseline.loaded.tokenizer
     return [
         generate(
             "text", fit=lambda t: len(encode(tokenizer, t)), target_tokens=room, seed=session.seed, index=index
         ).context
-        for index in range(count)
+        for index in range(first, first + count)
     ]
 
 

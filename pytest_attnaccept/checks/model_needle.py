@@ -15,6 +15,8 @@ from pytest_attnaccept.checks.model_data import context_tokens, encode
 from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_losses import of_scores
 from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.checks.model_patterns import MeanNLL, chosen_patterns, screening_facts
+from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.measurement import Fact, Measured, PairedScores
 from pytest_attnaccept.tasks import TaskItem, generate
@@ -34,7 +36,8 @@ DEFAULTS: Mapping[str, object] = {
     "digits": 4,
     "filler": "varied",
     "score": "generated",  # or "teacher_forced": what the gate compares; the other is reported
-    "patterns": ("one-shot",),
+    "patterns": ("one-shot",),  # each has a gate of its own, or with `screen` only the worst one
+    "screen": None,  # contexts on which the patterns are screened
     "depths": 5,  # strata of the table in the details
 }
 
@@ -43,9 +46,12 @@ def measure(session: ModelSession, params: Params) -> Measured:
     """Ask both sides every question of every context, in every pattern."""
     given = Params(check=params.check, given={**DEFAULTS, **params.given})
     length = context_tokens(session, given, tier=given.number("tier", 1.0))
-    items, score = needle_items(session, given, length), score_of(given)
+    score = score_of(given)
+    given, screening = chosen_patterns(session, given, f"needle:{length}", _mean_nll(session, length))
+    items = needle_items(session, given, length)
     gates: list[PairedScores] = []
     facts: list[Fact] = [Fact(name="length", value=length, unit="tokens"), soundness_fact(session, session.baseline)]
+    facts += screening_facts(screening)
     details: dict[str, object] = {}
     losses: dict[str, object] = {}
     identical = False
@@ -70,6 +76,16 @@ def measure(session: ModelSession, params: Params) -> Measured:
         data_digest=digest,
         details={"depths": details, "losses": losses, "data_digest": digest},
     )
+
+
+def _mean_nll(session: ModelSession, length: int) -> MeanNLL:
+    """Return what measures the mean answer NLL of a side on fresh contexts in one pattern, nats per token."""
+
+    def measured(side: Side, name: str, fresh: Params) -> float:
+        rows = _nll(answers(session, side, needle_items(session, fresh, length), name))
+        return sum(rows) / len(rows)
+
+    return measured
 
 
 def score_of(given: Params) -> str:

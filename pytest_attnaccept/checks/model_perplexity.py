@@ -17,6 +17,7 @@ from torch import Tensor
 from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
 from pytest_attnaccept.checks.model_losses import of_sums, row_names
 from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.checks.model_patterns import screening_facts
 from pytest_attnaccept.checks.model_text import PatternScores, TextPass, text_pass
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.through_cache import teacher_forced
@@ -124,6 +125,7 @@ def _facts(session: ModelSession, done: TextPass) -> tuple[Fact, ...]:
         Fact(name="scored", value=done.data.continuation, unit="tokens per document"),
         soundness_fact(session, session.baseline),
     ]
+    facts += screening_facts(done.screening)
     if len(done.data.rows) < done.data.asked:
         facts.append(Fact(name="documents_missing", value=done.data.asked - len(done.data.rows)))
     return tuple(facts)

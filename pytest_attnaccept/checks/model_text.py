@@ -15,6 +15,7 @@ from torch import Tensor
 from pytest_attnaccept.checks.model_data import Documents, batches, context_tokens, documents, encode, to_row
 from pytest_attnaccept.checks.model_evidence import indistinguishable, pattern_of
 from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.checks.model_patterns import MeanNLL, Screening, chosen_patterns
 from pytest_attnaccept.engines.fingerprints import tokenizer_digest
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -33,6 +34,7 @@ DEFAULTS: Mapping[str, object] = {
     "continuation": 64,  # scored tokens at the end of each document
     "step": 8,  # tokens per call in the continuation: what a call adds is seen uncompressed by that call only
     "patterns": ("one-shot",),  # also "chunk-N", "token"
+    "screen": None,  # documents on which the patterns are screened; then the worst one is gated
     "text": "builtin",  # or a path
 }
 
@@ -54,12 +56,16 @@ class PatternScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPass:
-    """The documents and the scores of every pattern; `shared_tokens` is false where the sides tokenize differently."""
+    """The documents and the scores of every gated pattern.
+
+    ``shared_tokens`` is false where the sides tokenize differently; ``screening`` says why these patterns are gated.
+    """
 
     data: Documents
     length: int
     patterns: tuple[PatternScores, ...]
     shared_tokens: bool
+    screening: Screening | None = None
 
 
 def text_pass(session: ModelSession, params: Params) -> TextPass:
@@ -67,15 +73,38 @@ def text_pass(session: ModelSession, params: Params) -> TextPass:
     capped = Params(check=params.check, given={"max_tokens": DEFAULTS["max_tokens"], **params.given})
     length = context_tokens(session, capped, tier=params.number("tier", 1.0))
     count, continuation = params.integer("documents", 20), params.integer("continuation", 64)
-    patterns, step = params.texts("patterns", ("one-shot",)), params.integer("step", 8)
-    key = f"text:{length}:{count}:{continuation}:{patterns}:{step}:{params.text('text', 'builtin')}"
+    step, screen = params.integer("step", 8), params.optional_integer("screen")
+    patterns = params.texts("patterns", ("one-shot",))
+    key = f"text:{length}:{count}:{continuation}:{patterns}:{screen}:{step}:{params.text('text', 'builtin')}"
     if key not in session.memo:
         data = documents(session, params, count=count, length=length, continuation=continuation)
         shared = _shares_tokens(session, data)
-        scores = tuple(_scored(session, data, name, step, shared=shared) for name in patterns)
-        session.memo[key] = TextPass(data=data, length=length, patterns=scores, shared_tokens=shared)
+        found = None
+        if shared:
+            params, found = chosen_patterns(session, params, f"text:{length}", _mean_nll(session, length, continuation))
+        names = params.texts("patterns", ("one-shot",)) if shared or screen is None else patterns[:1]
+        scores = tuple(_scored(session, data, name, step, shared=shared) for name in names)
+        session.memo[key] = TextPass(
+            data=data, length=length, patterns=scores, shared_tokens=shared, screening=found
+        )
     result: TextPass = session.memo[key]
     return result
+
+
+def _mean_nll(session: ModelSession, length: int, continuation: int) -> MeanNLL:
+    """Return what measures the mean NLL of a side on fresh documents in one pattern, nats per token."""
+
+    def measured(side: Side, name: str, fresh: Params) -> float:
+        data = documents(session, fresh, count=fresh.integer("documents", 8), length=length, continuation=continuation)
+        how = pattern_of(session, side, name, fresh.integer("step", 8))
+        losses: list[Tensor] = []
+        for group in batches([row.shape[1] for row in data.rows], how.rows or session.batch):
+            rows = torch.cat([data.rows[number] for number in group])
+            context = rows.shape[1] - continuation
+            losses.append(_nll(_log_probabilities(session, side, rows, context, how), rows[:, context:]).flatten())
+        return float(torch.cat(losses).double().mean())
+
+    return measured
 
 
 def _shares_tokens(session: ModelSession, data: Documents) -> bool:
@@ -93,7 +122,8 @@ def _scored(session: ModelSession, data: Documents, name: str, step: int, *, sha
     found: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
     identical = shared
     ours, theirs = (pattern_of(session, side, name, step) for side in (session.baseline, session.candidate))
-    for group in batches([row.shape[1] for row in data.rows], session.batch if shared else 1):
+    size = ours.rows or session.batch
+    for group in batches([row.shape[1] for row in data.rows], size if shared else 1):
         rows = torch.cat([data.rows[number] for number in group])
         context = rows.shape[1] - data.continuation
         base = _log_probabilities(session, session.baseline, rows, context, ours)

@@ -21,7 +21,7 @@ from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import tensors_of
 from pytest_attnaccept.errors import CandidateError, ContractError
 
-__all__ = ["PATTERNS", "Pattern", "State", "extend", "fork", "greedy", "parse_pattern", "prefill", "teacher_forced"]
+__all__ = ["PATTERNS", "Pattern", "State", "extend", "fork", "greedy", "padded_away", "parse_pattern", "prefill", "teacher_forced"]
 
 
 PATTERNS = (
@@ -107,20 +107,28 @@ def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
     return state
 
 
-def _padded_prefill(side: Side, state: State, ids: Tensor, where: str) -> State:
-    """Prefill rows of different length: each loses its first tokens, 3, 0, 5, 2, 7 ... of them, to padding.
+def padded_away(row: int, width: int) -> int:
+    """Return how many first tokens of a row of `width` tokens a padded batch drops: up to a fifth, in turns."""
+    return min((5 * row + 3) % 8 * max(1, width // 32), width - 1)
 
-    Both sides are measured on the shortened rows, so the comparison stays paired.
+
+def _padded_prefill(side: Side, state: State, ids: Tensor, where: str) -> State:
+    """Prefill rows of different length: each loses some of its first tokens to padding.
+
+    Both sides are measured on the shortened rows, so the comparison stays paired. The padding is what stands in another
+    row: whoever ignores the mask reads somebody else's prompt.
     """
     rows, width = ids.shape
-    lost = torch.tensor([min((5 * row + 3) % 8, width - 1) for row in range(rows)], device=ids.device)
+    lost = torch.tensor([padded_away(row, width) for row in range(rows)], device=ids.device)
     place = torch.arange(width, device=ids.device)[None]
+    junk = ids.roll(1, dims=0).flip(1)
     if where == "left":
         state.mask = (place >= lost[:, None]).long()
-        given = torch.where(state.mask.bool(), ids, ids[:, :1])
+        given = ids
     else:
         state.mask = (place < width - lost[:, None]).long()
         given = ids.gather(1, (place + lost[:, None]).clamp(max=width - 1))
+    given = torch.where(state.mask.bool(), given, junk)
     state.real = torch.zeros(rows, dtype=torch.long, device=ids.device)
     positions = (state.mask.cumsum(-1) - 1).clamp(min=0)
     _advance(side, state, given, last_only=True, padding=Padding(mask=state.mask, positions=positions))
