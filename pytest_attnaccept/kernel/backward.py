@@ -4,7 +4,8 @@ Positions
 ---------
 1. Gradients are compared on small shapes, all rows, because every element depends on many; there a dense float64
    reference is cheap.
-2. The error model rounds P and dS to q's dtype (what fused kernels do) and the row sum of dO * O through a rounded O.
+2. What is masked must not change them, and gets none itself (`backward_poison`).
+3. The error model rounds P and dS to q's dtype (what fused kernels do) and the row sum of dO * O through a rounded O.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.errors import CandidateError
+from pytest_attnaccept.kernel.backward_poison import Three, check_masked_gradients
 from pytest_attnaccept.kernel.call import AttentionCall
 from pytest_attnaccept.kernel.cases import Case, with_keys
 from pytest_attnaccept.kernel.guard import Violation
-from pytest_attnaccept.kernel.judge import CONTROLS
 from pytest_attnaccept.kernel.plans import Planner
 from pytest_attnaccept.kernel.precision import LOG_UNIFORM_RMS, mantissa_bits, ulp
-from pytest_attnaccept.kernel.reference import Semantics, key_limits, score, semantics_of
+from pytest_attnaccept.kernel.reference import Semantics, key_limits, score, semantics_of, with_semantics
 from pytest_attnaccept.kernel.session import NotApplicable, Session
 from pytest_attnaccept.kernel.statistics import Stat, bound
 
 __all__ = ["check_backward", "exact_gradients"]
+
+# Masked gradients take several calls each: cases with few rows show as much.
+_POISON_ROWS = 65
 
 
 class Gradients(NamedTuple):
@@ -59,17 +63,38 @@ def check_backward(session: Session, plan: Planner) -> None:
         _compare(session, case)
 
 
+def _leaky(case: Case, dout: Tensor) -> Three:
+    """Return the gradients of a function that sees one key too many at every edge."""
+    what = semantics_of(case.call, case.contract.alignment)
+    lengths = (what.lengths + 1).clamp(max=case.spec.kv_len)
+    window = None if what.window is None else what.window + 2
+    return exact_gradients(
+        case, dout, with_semantics(what, lengths=lengths, offset=what.offset + 1, window=window)
+    ).exact
+
+
 def _compare(session: Session, case: Case) -> None:
     generator = torch.Generator().manual_seed(case.spec.number("dout"))
     q = case.call.q
     dout = torch.randn((*q.shape[:3], case.variant.v_head_dim), generator=generator).to(q.dtype).to(q.device)
+
+    def candidate(one: Case, upstream: Tensor) -> Three:
+        return _candidate_gradients(session, one, upstream)
+
     try:
-        found = _candidate_gradients(session, case, dout)
+        found = candidate(case, dout)
+        session.required = tuple(dict.fromkeys((*session.required, "zero gradients")))
+        _judge(session, case, dout, found)
+        if 1 < case.spec.q_len <= _POISON_ROWS:
+            check_masked_gradients(session, case, dout, found, candidate, _leaky)
     except Violation as violation:
         session.broken.append((str(violation), case.spec))
         raise
+
+
+def _judge(session: Session, case: Case, dout: Tensor, found: Three) -> None:
     wanted = exact_gradients(case, dout)
-    session.required = (*CONTROLS, "zero gradients")
+    q = case.call.q
     for name, gradient, exact, variance in zip(("dq", "dk", "dv"), found, wanted.exact, wanted.variance, strict=True):
         total = (variance + ulp(exact, q.dtype).square() / 12.0).sqrt()
         z = ((gradient.double() - exact).abs() / total.clamp_min(1e-300)).nan_to_num(math.inf)
@@ -86,7 +111,7 @@ def _compare(session: Session, case: Case) -> None:
         )
 
 
-def _candidate_gradients(session: Session, case: Case, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _candidate_gradients(session: Session, case: Case, dout: Tensor) -> Three:
     leaves = [x.detach().clone().requires_grad_(True) for x in (case.call.q, case.call.k, case.call.v)]
     with torch.enable_grad():
         returned = session.guard.invoke(with_keys(case, q=leaves[0], k=leaves[1], v=leaves[2]))
@@ -104,10 +129,13 @@ def _candidate_gradients(session: Session, case: Case, dout: Tensor) -> tuple[Te
     return dq, dk, dv
 
 
-def exact_gradients(case: Case, dout: Tensor) -> Gradients:
-    """Compute gradients of ``sum(out * dout)`` in float64 with the variance that rounding gives them."""
+def exact_gradients(case: Case, dout: Tensor, what: Semantics | None = None) -> Gradients:
+    """Compute gradients of ``sum(out * dout)`` in float64 with the variance that rounding gives them.
+
+    With `what` the call is read as a wrong function would.
+    """
     call = case.call
-    what = semantics_of(call, case.contract.alignment)
+    what = what or semantics_of(call, case.contract.alignment)
     p, slope = _probabilities(call, what)
     group = call.q.shape[1] // call.k.shape[1]
     valid = torch.arange(call.k.shape[2], device=call.q.device) < what.lengths[:, None]
@@ -132,6 +160,10 @@ def exact_gradients(case: Case, dout: Tensor) -> Gradients:
     # dP is a float32 dot product over v_head_dim terms that may cancel against the row sum.
     product = (do.norm(dim=-1)[..., None] * v.norm(dim=-1)[..., None, :]).square()
     noise = noise + p.square() * (2.0**-48 * (v.shape[-1] / 6.0 + 2.0) * product + row_variance)
+    if p.shape[-1]:
+        # Autograd through the row maximum adds there what rounding leaves of a sum that is zero.
+        rest = 2.0 * (relative * (p * dp).square()).sum(-1, keepdim=True)
+        noise = noise.scatter_add(-1, p.argmax(-1, keepdim=True), rest)
     noise = noise * (slope * call.scale).square()
     variance = [
         noise @ k.square(),

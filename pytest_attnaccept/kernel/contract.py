@@ -104,6 +104,10 @@ class KernelContract:
         """Return the pairwise combination of the listed values, the first values first."""
         return _pairwise(_combinations(self))
 
+    def supports(self, variant: Variant) -> bool:
+        """Whether the lists allow this combination, chosen for `variants` or not."""
+        return variant in _combinations(self)
+
     def fit_kv(self, length: int) -> int:
         """Return the largest allowed kv length that is not above `length` (0 stays 0)."""
         if length <= 0:

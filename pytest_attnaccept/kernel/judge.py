@@ -128,7 +128,9 @@ def lse_stats(case: Case, lse: Tensor, rows: Rows) -> list[Stat]:
     if case.spec.family == "zero_keys" and case.call.sinks is None and case.call.alibi_slopes is None:
         # All terms are 1: the sum is an exact integer and only the logarithm rounds, by up to 3 ulp.
         allowed = 3.0 * 2.0**-23 * rows.lse.abs().clamp_min(1.0)
-    allowed = allowed + bound(rows.lse.numel()) * rows.lse_variance.sqrt() + 2.0 * rows.score_noise
+    # Equal scores are rounded equally, so their mean rounding does not shrink with the number of keys.
+    variance = torch.maximum(rows.lse_variance, rows.score_noise) if case.equal_scores else rows.lse_variance
+    allowed = allowed + bound(rows.lse.numel()) * variance.sqrt() + 2.0 * rows.score_noise
     ratio = ((value - rows.lse).abs() / allowed).nan_to_num(math.inf, math.inf)
     ratio = torch.where(finite, ratio, torch.where(value == rows.lse, 0.0, math.inf))
     if not ratio.numel():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.kernel.cases import Case, with_keys
+from pytest_attnaccept.kernel.expanded import check_expanded
 from pytest_attnaccept.kernel.guard import Output
 from pytest_attnaccept.kernel.judge import Judged
 from pytest_attnaccept.kernel.plans import Planner
@@ -40,6 +41,7 @@ def check_relations(session: Session, plan: Planner) -> None:
         for name, relation in _RELATIONS.items():
             if relation(session, plan, base):
                 used.add(name)
+    used |= check_expanded(session, plan)
     session.facts.append(Fact(name="relations", value=", ".join(sorted(used)) or "none applies"))
 
 

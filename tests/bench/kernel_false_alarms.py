@@ -28,6 +28,8 @@ from pytest_attnaccept.taxonomy import Verdict
 
 CHECKS = ("value", "inputs", "lse", "poison", "relations", "repeat", "long", "shapes")
 WEIGHTS = (6, 4, 4, 4, 3, 1, 2, 1)
+# Kernels that torch can differentiate as they would be trained; an emulated tile loop would not be.
+TRAINABLE = ("sdpa default", "sdpa math", "sdpa flash", "naive")
 
 
 def draw(chooser: random.Random) -> tuple[str, Callable[..., Any], dict[str, Any]]:
@@ -82,6 +84,8 @@ def main() -> None:
         chooser = random.Random(seed)
         name, fn, keywords = draw(chooser)
         check = chooser.choices(CHECKS, WEIGHTS)[0]
+        if name in TRAINABLE and chooser.random() < 0.15:
+            check, keywords = "backward", keywords | {"backward": True}
         length = chooser.choice([65, 130, 200, 257, 300, 513, 700, 1100]) if seed % 100 else 8192
         measured = measure_kernel(check, fn, make_contract(**keywords), max_length=length, seed=seed, device="cpu")
         if any(refusal.verdict is Verdict.NOT_APPLICABLE for refusal in measured.refusals):
