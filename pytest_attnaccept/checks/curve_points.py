@@ -27,7 +27,7 @@ from pytest_attnaccept.taxonomy import Verdict
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["COMMON", "Point", "cliff", "common_losses", "plan_of", "point_table", "walk"]
+__all__ = ["COMMON", "Point", "baseline_void", "cliff", "common_losses", "plan_of", "point_table", "walk"]
 
 COMMON = 24  # contexts that every point has at least: steps between points need 20 common ones (stats.curves)
 # policy: a check does not know how many items its plan holds. A wrong FAIL of a point is held below alpha over a hundred
@@ -131,6 +131,23 @@ def walk(
         digest=hashlib.sha256("".join(item.digest for item in items).encode()).hexdigest()[:16],
         void=void,
     )
+
+
+def baseline_void(session: ModelSession, given: Params, length: int, plan: SequentialPlan) -> str:
+    """Return why the baseline alone cannot show a loss at this length, or "": then nothing is asked of the candidate."""
+    base: list[list[Answer]] = []
+    items: list[TaskItem] = []
+    for stop in plan.looks:
+        part = {**given.given, "first": len(items), "contexts": stop - len(items)}
+        more = needle_items(session, replace(given, given=part), length)
+        base += answers(session, session.baseline, more, given.text("pattern", "one-shot"))
+        items += more
+        if len(items) >= COMMON:
+            break
+    alone = paired(items, base, base, score_of(given), "needle")
+    if not _hopeless(alone, plan.margin):
+        return ""
+    return baseline_floor(alone.base_mean, alone.n_items, plan.margin, alone.chance)
 
 
 def _hopeless(gate: PairedScores, margin: float) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_attnaccept.checks.curve_points import Point, cliff, plan_of, point_table, walk
+from pytest_attnaccept.checks.curve_points import Point, baseline_void, cliff, plan_of, point_table, walk
 from pytest_attnaccept.checks.model_data import documents
 from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_free import continued, excess_p
@@ -26,6 +26,7 @@ from pytest_attnaccept.engines.calls import NonFiniteError
 from pytest_attnaccept.errors import ContractError, EngineError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, Threshold
 from pytest_attnaccept.stats.curves import certified_range, degradation_area
+from pytest_attnaccept.stats.sequential import SequentialPlan
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
@@ -39,7 +40,7 @@ DEFAULTS: Mapping[str, object] = {
     "beyond": 110,  # contexts at lengths above it
     "documents": 16,  # texts that are continued at the operating length and above it
     "continuation": 32,
-    "free_tokens": 48,
+    "free_tokens": 40,
     "step": 8,
     "text": "builtin",
     "margin": 0.05,  # the profile's limit on needle
@@ -70,8 +71,11 @@ def measure(session: ModelSession, params: Params) -> Measured:
     for length, ships in lengths:
         if length >= operating:
             health[length] = _health(session, given, length)
-        reason = health[length].void if length in health and not ships else ""
-        point = None if reason else _point(session, given, length, ships=ships)
+        plan = plan_of(session, given, given.integer("contexts", 50) if ships else given.integer("beyond", 110))
+        reason = ""
+        if not ships:
+            reason = health[length].void or baseline_void(session, given, length, plan)
+        point = None if reason else _point(session, given, length, plan)
         if point is not None:
             points.append(point)
         voids[length] = reason or (point.void if point is not None and not ships else "")
@@ -88,9 +92,7 @@ def _lengths(session: ModelSession, given: Params) -> list[tuple[int, bool]]:
     return [(length, ships) for length, ships in found.items() if cap is None or length <= cap]
 
 
-def _point(session: ModelSession, given: Params, length: int, *, ships: bool) -> Point:
-    contexts = given.integer("contexts", 50) if ships else given.integer("beyond", 110)
-    plan = plan_of(session, given, contexts)
+def _point(session: ModelSession, given: Params, length: int, plan: SequentialPlan) -> Point:
     return walk(session, given, session.candidate, length, plan, at=float(length), label=f"{length} tokens")
 
 
@@ -151,7 +153,7 @@ def _health(session: ModelSession, given: Params, length: int) -> _Health:
     """
     count, tokens = given.integer("documents", 16), given.integer("continuation", 32)
     data = documents(session, given, count=count, length=length, continuation=tokens)
-    asked = (tokens, given.integer("free_tokens", 48), given.text("pattern", "one-shot"), given.integer("step", 8))
+    asked = (tokens, given.integer("free_tokens", 40), given.text("pattern", "one-shot"), given.integer("step", 8))
     try:
         base_nll, base_free = continued(session, session.baseline, data.rows, *asked)
     except (EngineError, NonFiniteError) as error:
