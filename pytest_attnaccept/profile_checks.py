@@ -23,10 +23,20 @@ from pytest_attnaccept.strict_yaml import Node
 __all__ = ["DATA_FAMILIES", "FAMILIES", "check_id", "parse_benchmark", "parse_long_range"]
 
 FAMILIES = (
-    "needle", "kv_recall", "variable_tracking", "text", "passkey", "lookalikes", "variable_chains", "multi_value", "many_questions", "word_counting", "listops", "multi_hop", "json_dump", "mqar", "copy_span", "phone_book", "instructions", "ledger", "stories", "graph_walk", "many_shot", "aliases",
+    "needle", "kv_recall", "variable_tracking", "text", "passkey", "lookalikes", "variable_chains", "multi_value",
+    "many_questions", "word_counting", "listops", "multi_hop", "json_dump", "mqar", "copy_span", "phone_book",
+    "instructions", "ledger", "stories", "graph_walk", "many_shot", "aliases",
 )  # fmt: skip
-# Real data: name -> what `path` is a file of.
-DATA_FAMILIES: tuple[str, ...] = ()
+# Real data: `path` is a file, a folder written by datasets, or hub:OWNER/NAME[:CONFIG[:SPLIT]].
+_LONGBENCH = (
+    "narrativeqa qasper multifieldqa_en multifieldqa_zh hotpotqa 2wikimqa musique dureader gov_report "
+    "qmsum multi_news vcsum trec triviaqa samsum lsht passage_count passage_retrieval_en passage_retrieval_zh lcc repobench-p"
+)
+DATA_FAMILIES = (
+    "hotpotqa", "musique", "longeval_lines", "kv_retrieval", "passkey_text", "ruler_multikey", "lambada", "listops_text",
+    *(f"longbench.{name}" for name in _LONGBENCH.split()),
+)  # fmt: skip
+HUB = "hub:"
 _LONG_RANGE = ("families", "tiers", "contexts", "score", "patterns")
 _SCORES = ("generated", "teacher_forced", "choice")
 _BENCHMARK = ("tasks", "include_path", "limit", "num_fewshot", "run_code", "metric")
@@ -89,7 +99,9 @@ def _families(node: Node) -> dict[str, dict[str, object]]:
         if "path" in parameters:
             entry.update(_file(node, "families", parameters["path"]))
         elif family in DATA_FAMILIES:
-            raise node.error(f"families: {name}: {family} is real data and needs path: FILE", "families")
+            raise node.error(
+                f"families: {name}: {family} is real data and needs path: FILE or path: hub:OWNER/NAME", "families"
+            )
         result[name] = entry
     if len({check_id("long-range", name) for name in result}) < len(result):
         raise node.error(f"families: {', '.join(result)}: two ids are the same in lower case", "families")
@@ -100,6 +112,8 @@ def _file(node: Node, key: str, value: object) -> dict[str, object]:
     """Return an existing path, relative to the YAML file's folder, with the digest of its content."""
     if not isinstance(value, str) or not value:
         raise node.error(f"{key}: path: {value!r} must be text", key)
+    if value.startswith(HUB):
+        return {"path": value}
     path = Path(value).expanduser()
     path = path if path.is_absolute() else Path(node.file).parent / path
     if path.is_dir():

@@ -71,7 +71,10 @@ def lm_eval_outcomes(
 
 
 def _quietly(task: str, run: Callable[[], Any]) -> Any:
-    """Run with warnings and progress bars off, and give the global generators back; what the data sets raise becomes an error that says what is missing."""
+    """Run with warnings and progress bars off, and give the global generators back.
+
+    What the data sets raise becomes an error that says what is missing.
+    """
     import numpy
 
     states = random.getstate(), numpy.random.get_state()

@@ -18,7 +18,8 @@ from pytest_attnaccept.checks.model_losses import of_scores
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, PairedScores, Threshold
-from pytest_attnaccept.tasks import Parameter, TaskItem, generate, task_families
+from pytest_attnaccept.tasks import Parameter, TaskItem, generate
+from pytest_attnaccept.tasks.data.load import DATA_FAMILIES, load_items
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
@@ -35,7 +36,7 @@ DEFAULTS: Mapping[str, object] = {
     "tokens": None,  # one length in tokens, instead of tiers and cap
     "score": "generated",  # what the gate compares: "generated", "teacher_forced", or "choice" (over the foils)
     "patterns": ("one-shot",),
-    "path": "",  # families of real data: where the file is
+    "path": "",  # families of real data: a file, a folder written by datasets, or hub:OWNER/NAME
 }
 REPEAT = "repeat:"  # label of a question that repeats an earlier one: "repeat:0" repeats the first
 
@@ -56,7 +57,8 @@ def measure(session: ModelSession, params: Params) -> Measured:
     identical = False
     longest = 0
     for tier, length in _lengths(session, given):
-        items = items_of(session, given, length)
+        items, notes = items_of(session, given, length)
+        facts += notes
         digests += [item.digest for item in items]
         for pattern in given.texts("patterns", ("one-shot",)):
             base = ask(session, session.baseline, items, pattern)
@@ -107,31 +109,34 @@ def _lengths(session: ModelSession, given: Params) -> list[tuple[float, int]]:
     return [(tier, length) for length, tier in found.items()]
 
 
-def items_of(session: ModelSession, given: Params, length: int) -> list[TaskItem]:
-    """Return the contexts of one length, with their questions."""
+def items_of(session: ModelSession, given: Params, length: int) -> tuple[list[TaskItem], list[Fact]]:
+    """Return the contexts of one length with their questions, and what has to be said about their source."""
     loaded = session.baseline.loaded
     family, parameters = given.text("family", ""), given.given.get("parameters") or {}
     if not isinstance(parameters, Mapping):
         raise ContractError(f"{given.check}: parameters={parameters!r} must be a mapping")
     first, count = given.integer("first", 0, low=0), given.integer("contexts", 50)
+    room = length - len(loaded.prefix_ids)
+
+    def fit(text: str) -> int:
+        return len(encode(loaded.tokenizer, text))
+
+    if family in DATA_FAMILIES:
+        if parameters:
+            raise ContractError(f"{given.check}: {family} is real data and has no parameters, got {dict(parameters)!r}")
+        source = str(given.given["path"] or "")
+        if not source:
+            raise ContractError(f"{given.check}: {family} is real data and needs path: FILE or hub:OWNER/NAME")
+        found = load_items(family, source, fit=fit, target_tokens=room, first=first, count=count)
+        return list(found.items), [Fact(name=f"data[{length}]", value=found.report)]
     chosen: dict[str, Parameter] = dict(parameters)
-    filler = task_families()[family].defaults.get("filler") if family in task_families() else None
-    if "filler" in chosen and filler is None:
-        raise ContractError(f"{given.check}: {family} has no filler")
     items = [
-        generate(
-            family,
-            fit=lambda text: len(encode(loaded.tokenizer, text)),
-            target_tokens=length - len(loaded.prefix_ids),
-            seed=session.seed,
-            index=index,
-            **chosen,
-        )
+        generate(family, fit=fit, target_tokens=room, seed=session.seed, index=index, **chosen)
         for index in range(first, first + count)
     ]
     if not all(item.questions for item in items):
         raise ContractError(f"{given.check}: a context without a question measures nothing")
-    return items
+    return items, []
 
 
 def _chance(items: Sequence[TaskItem], score: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from pytest_attnaccept.errors import ContractError, UnknownNameError
@@ -33,7 +34,9 @@ from pytest_attnaccept.tasks import (
 )
 from pytest_attnaccept.tasks.items import Parameter, TaskItem
 
-__all__ = ["Family", "generate", "task_families"]
+__all__ = ["GROUP", "Family", "generate", "task_families"]
+
+GROUP = "pytest_attnaccept.tasks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,17 @@ def task_families() -> Mapping[str, Family]:
     return _FAMILIES
 
 
+def _installed(name: str) -> Family:
+    """The family that another package offers under this name (entry-point group ``pytest_attnaccept.tasks``)."""
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in points:
+        raise UnknownNameError("task family", name, [*_FAMILIES, *points])
+    family = points[name].load()
+    if not isinstance(family, Family):
+        raise ContractError(f"task family {name!r}: {points[name].value} is a {type(family).__name__}, not a Family")
+    return family
+
+
 def generate(
     task: str,
     *,
@@ -123,9 +137,7 @@ def generate(
     **parameters
         Parameters of the family; its defaults are in ``task_families()[task].defaults``.
     """
-    if task not in _FAMILIES:
-        raise UnknownNameError("task family", task, _FAMILIES)
-    family = _FAMILIES[task]
+    family = _FAMILIES[task] if task in _FAMILIES else _installed(task)
     for name, value in parameters.items():
         if name not in family.defaults:
             raise UnknownNameError(f"parameter of {task}", name, family.defaults)

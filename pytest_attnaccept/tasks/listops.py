@@ -15,7 +15,7 @@ from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
 from pytest_attnaccept.tasks.stream import Stream
 
-__all__ = ["DEFAULTS", "listops", "value_of"]
+__all__ = ["DEFAULTS", "OPERATIONS", "listops", "value_of"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"depth": 4, "arguments": 5, "values": 0, "shots": 3, "filler": "varied"}
 _MOST = 1000
@@ -29,14 +29,14 @@ def _median(values: Sequence[int]) -> int:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
 
 
-_OPERATIONS: Final[dict[str, Callable[[Sequence[int]], int]]] = {
+OPERATIONS: Final[dict[str, Callable[[Sequence[int]], int]]] = {
     "MIN": min, "MAX": max, "MED": _median, "SM": lambda values: sum(values) % 10,
 }  # fmt: skip
 
 
 def value_of(node: Node) -> int:
     """Value of an expression."""
-    return node if isinstance(node, int) else _OPERATIONS[node[0]]([value_of(part) for part in node[1]])
+    return node if isinstance(node, int) else OPERATIONS[node[0]]([value_of(part) for part in node[1]])
 
 
 def _text(node: Node) -> str:
@@ -55,7 +55,7 @@ def _tree(stream: Stream, leaves: int, depth: int, arguments: int) -> Node:
         while shares[place] >= most:
             place = (place + 1) % count
         shares[place] += 1
-    operation = stream.pick(tuple(_OPERATIONS))
+    operation = stream.pick(tuple(OPERATIONS))
     return operation, [_tree(stream, share, depth - 1, arguments) for share in shares]
 
 

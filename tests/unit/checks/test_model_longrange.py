@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -46,7 +47,7 @@ def facts(measured):
 
 def items_for(opened, family, count=4, length=256, **parameters):
     given = {**model_longrange.DEFAULTS, "family": family, "parameters": parameters, "contexts": count}
-    return model_longrange.items_of(opened, Params(check="test", given=given), length)
+    return model_longrange.items_of(opened, Params(check="test", given=given), length)[0]
 
 
 # -- verdicts ------------------------------------------------------------------------------------------------------------
@@ -253,6 +254,34 @@ def test_long_outputs_are_scored_by_tenths(toy):
     with session(toy, "kv8") as opened:
         measured = opened.measure("long-range-ledger", {"contexts": 2, "tokens": 400})
     assert len(measured.details["cells"]["1x"]["baseline"]["by_part"]) == 10
+
+
+def test_real_data_is_asked_like_a_family(toy, tmp_path):
+    """Rows of a file: one that is broken is named, and what they hold is scored."""
+    rows = []
+    for index in range(30):
+        item = generate(
+            "kv_recall", fit=lambda t: len(encode(toy.tokenizer, t)), target_tokens=180, seed=9, index=index
+        )
+        question = item.questions[0]
+        words = f"{item.context}{question.prompt}{question.answer}".rsplit(" ", 1)
+        rows.append({"context": words[0], "continuation": words[1]})
+    file = tmp_path / "words.jsonl"
+    file.write_text("\n".join([*map(json.dumps, rows), "{"]), encoding="utf-8")
+    verdicts = []
+    for name, knobs in (("kv8", {}), ("h2o", {"kv_budget": 0.25})):
+        with session(toy, name, **knobs) as opened:
+            measured = opened.measure("long-range-lambada", {"contexts": 40, "path": str(file)})
+        verdicts.append(decide(measured, LIMITS).verdict)
+        assert measured.gates[0].base_mean > 0.9
+        assert facts(measured)["data[256]"].startswith("30 of 31 rows (complete: 5153), 1 rejected, 0 cut, sha256 ")
+    assert verdicts[0] is not Verdict.FAIL
+    assert verdicts[1] is Verdict.FAIL
+    with session(toy, "kv8") as opened:
+        with pytest.raises(ContractError, match="has no parameters"):
+            opened.measure("long-range-lambada", {"path": str(file), "parameters": {"pairs": 3}})
+        with pytest.raises(ContractError, match="needs path: FILE"):
+            opened.measure("long-range-lambada", {})
 
 
 @pytest.mark.parametrize(

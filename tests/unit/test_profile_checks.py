@@ -1,0 +1,157 @@
+"""Families and benchmarks in a profile: which items they become, and which mistakes are found before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_attnaccept.errors import SchemaError, UnknownNameError, UsageError
+from pytest_attnaccept.profile_checks import check_id
+from pytest_attnaccept.profiles import load_profile, parse_profile
+from pytest_attnaccept.protocol import StackEntry, not_gated_yet, required_depth
+from pytest_attnaccept.registry import Registry
+from pytest_attnaccept.strict_yaml import load_text
+from pytest_attnaccept.taxonomy import Kind, Surface
+
+REGISTRY = Registry.builtin()
+
+
+def profile(text: str, folder=None):
+    return parse_profile(
+        load_text(f"schema: 1\nname: mine\nclaim: c\n{text}", str((folder or "") and folder / "p.yaml") or "p.yaml")
+    )
+
+
+def depth(text: str, method: str = "kv8", folder=None):
+    stack = [StackEntry(method=REGISTRY.get(method), knobs={})]
+    return {r.check: r.params for r in required_depth(stack, Surface.MODEL, profile(text, folder), "here")}
+
+
+def test_every_family_becomes_an_item():
+    found = depth(
+        "max_tokens: 500\nchecks:\n  identity: {tier: 1}\n"
+        "  long-range: {families: [kv_recall, multi_hop], tiers: [0.5, 4], contexts: 30, score: choice, patterns: [one-shot, chunk-64]}\n"
+    )
+    assert list(found) == ["identity", "long-range-kv_recall", "long-range-multi_hop"]
+    assert found["long-range-multi_hop"] == {
+        "family": "multi_hop", "parameters": {}, "tiers": [0.5, 4], "contexts": 30, "score": "choice",
+        "patterns": ["one-shot", "chunk-64"], "max_tokens": 500, "longest_tier": 4.0,
+    }  # fmt: skip
+    assert found["identity"]["longest_tier"] == 4.0
+
+
+def test_one_family_may_come_twice_under_ids_of_its_own():
+    found = depth(
+        "checks:\n  long-range:\n    families:\n      passkey: {value: word}\n      Long_Key: {family: passkey, value: uuid}\n"
+    )
+    assert list(found) == ["long-range-passkey", "long-range-long_key"]
+    assert found["long-range-long_key"]["family"] == "passkey"
+    assert found["long-range-long_key"]["parameters"] == {"value": "uuid"}
+
+
+def test_every_task_becomes_an_item(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "a.yaml").write_text("task: a\n", encoding="utf-8")
+    text = "checks:\n  benchmark: {tasks: [mmlu, leaderboard|X], include_path: tasks, limit: 50, num_fewshot: 0, run_code: true, metric: acc}\n"
+    found = depth(text, folder=tmp_path)
+    assert list(found) == ["benchmark-mmlu", "benchmark-leaderboard-x"]
+    params = found["benchmark-leaderboard-x"]
+    assert (params["task"], params["limit"], params["num_fewshot"], params["run_code"]) == (
+        "leaderboard|X",
+        50,
+        0,
+        True,
+    )
+    assert params["include_path"] == str(tmp_path / "tasks")
+    (tmp_path / "tasks" / "a.yaml").write_text("task: b\n", encoding="utf-8")
+    assert depth(text, folder=tmp_path)["benchmark-mmlu"]["content"] != params["content"]
+
+
+def test_code_runs_only_when_the_profile_says_so():
+    assert depth("checks: {benchmark: {tasks: [humaneval]}}")["benchmark-humaneval"]["run_code"] is False
+
+
+def test_an_architecture_is_compared_on_families_and_benchmarks_too():
+    found = depth(
+        "checks: {identity: {tier: 1}, long-range: {families: [mqar]}, benchmark: {tasks: [arc_easy]}}", "mamba"
+    )
+    assert list(found) == ["long-range-mqar", "benchmark-arc_easy", "full-evaluation"]
+
+
+def test_exact_methods_need_neither():
+    found = depth(
+        "checks: {equality: {tier: 1}, long-range: {families: [mqar]}, benchmark: {tasks: [arc_easy]}}",
+        "paged_attention",
+    )
+    assert not [check for check in found if check.startswith(("long-range", "benchmark"))]
+
+
+def test_what_is_gated_is_not_listed_as_missing():
+    listed = not_gated_yet(Kind.APPROXIMATE, Surface.MODEL, profile("checks: {long-range: {families: [mqar]}}"))
+    assert "benchmark" in listed
+    assert "long-range" not in listed
+    assert {"long-range", "benchmark"} <= set(not_gated_yet(Kind.APPROXIMATE, Surface.MODEL, load_profile("smoke")))
+
+
+def test_shipped_profiles_name_families_with_a_margin():
+    for name in ("longctx",):
+        found = load_profile(name)
+        assert set(found.checks["long-range"]["families"]) == {"kv_recall", "variable_tracking"}
+        assert found.limits["long-range"].max == 0.10
+    assert "long-range" not in load_profile("smoke").checks
+
+
+def test_every_setting_changes_the_digest():
+    base = "checks: {long-range: {families: {mqar: {pairs: 8}}, contexts: 30}}"
+    digests = {
+        profile(text).digest()
+        for text in (
+            base,
+            base.replace("pairs: 8", "pairs: 9"),
+            base.replace("30", "31"),
+            base.replace("}}, ", "}}, score: choice, "),
+        )
+    }
+    assert len(digests) == 4
+
+
+BAD = {
+    "no families": "long-range: {contexts: 3}",
+    "empty families": "long-range: {families: []}",
+    "a word": "long-range: {families: mqar}",
+    "twice": "long-range: {families: [mqar, mqar]}",
+    "same id": "long-range: {families: {Mqar: {family: mqar}, mqar: {}}}",
+    "a number": "long-range: {families: [3]}",
+    "no mapping": "long-range: {families: {mqar: 3}}",
+    "no tiers": "long-range: {families: [mqar], tiers: []}",
+    "infinite tier": "long-range: {families: [mqar], tiers: [.inf]}",
+    "no contexts": "long-range: {families: [mqar], contexts: 0}",
+    "half a context": "long-range: {families: [mqar], contexts: 0.5}",
+    "pattern": "long-range: {families: [mqar], patterns: [chunks]}",
+    "key": "long-range: {families: [mqar], depths: 5}",
+    "no tasks": "benchmark: {limit: 3}",
+    "empty tasks": "benchmark: {tasks: []}",
+    "task twice": "benchmark: {tasks: [arc_easy, ARC_EASY]}",
+    "no documents": "benchmark: {tasks: [arc_easy], limit: 0}",
+    "fewer shots": "benchmark: {tasks: [arc_easy], num_fewshot: -1}",
+    "perhaps code": "benchmark: {tasks: [humaneval], run_code: 1}",
+    "no folder": "benchmark: {tasks: [arc_easy], include_path: nowhere}",
+}
+
+
+@pytest.mark.parametrize("line", BAD.values(), ids=BAD)
+def test_what_measures_nothing_is_refused(line):
+    with pytest.raises(UsageError, match=r"p\.yaml:5"):
+        profile(f"checks:\n  {line}\n")
+
+
+def test_unknown_names_get_a_suggestion():
+    with pytest.raises(UnknownNameError, match="Did you mean 'multi_hop'"):
+        profile("checks: {long-range: {families: [multihop]}}")
+    with pytest.raises(UnknownNameError, match="Did you mean 'choice'"):
+        profile("checks: {long-range: {families: [mqar], score: choices}}")
+    with pytest.raises(SchemaError, match="unknown key 'include'"):
+        profile("checks: {benchmark: {tasks: [arc_easy], include: x}}")
+
+
+def test_ids_hold_only_what_ids_may_hold():
+    assert check_id("benchmark", "Leaderboard|BBH/x y") == "benchmark-leaderboard-bbh-x-y"
