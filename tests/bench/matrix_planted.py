@@ -32,7 +32,9 @@ MARGIN = math.log1p(SMOKE.limits["perplexity"].max)
 CONTEXTS, QUESTIONS = 90, 4
 FAMILY = 14
 STRENGTH = 1.6  # planted interaction in margins: the stack fails, its halves do not
+_ANY = "both"  # a seed is flagged when one quantity compounds, and blamed rightly when no quantity blames wrongly
 SHIFT, HURT = 0.2, 4.0  # log-odds that a half costs, and that the halves cost together
+INNOCENT = 0.05  # log-odds that the third member costs
 
 
 def real_losses() -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -137,8 +139,8 @@ PAIR_HURTS = {"A": (0.0, SHIFT), "B": (0.0, SHIFT), "AB": (STRENGTH, 2 * SHIFT +
 ADDITIVE = {"A": (0.0, SHIFT), "B": (0.0, SHIFT), "AB": (0.0, 2 * SHIFT)}
 BAD_MEMBER = {"A": (STRENGTH, HURT), "B": (0.0, SHIFT), "AB": (STRENGTH, HURT + SHIFT)}
 OF_THREE = {
-    "A": (0.0, SHIFT), "B": (0.0, SHIFT), "C": (0.0, SHIFT), "AC": (0.0, 2 * SHIFT), "BC": (0.0, 2 * SHIFT),
-    "AB": (STRENGTH, 2 * SHIFT + HURT), "ABC": (STRENGTH, 3 * SHIFT + HURT),
+    "A": (0.0, SHIFT), "B": (0.0, SHIFT), "C": (0.0, INNOCENT), "AC": (0.0, SHIFT + INNOCENT), "BC": (0.0, SHIFT + INNOCENT),
+    "AB": (STRENGTH, 2 * SHIFT + HURT), "ABC": (STRENGTH, 2 * SHIFT + INNOCENT + HURT),
 }  # fmt: skip
 SCENARIOS: dict[str, tuple[dict[str, tuple[float, float]], str]] = {
     "two harmless halves that hurt together": (PAIR_HURTS, "A and B hurt only together"),
@@ -153,15 +155,18 @@ def tally(seed: int, index: int, reps: int, real: Mapping[str, Any]) -> list[dic
     name = list(SCENARIOS)[index]
     cells, wanted = SCENARIOS[name]
     whole = max(cells, key=len)
-    counts: dict[str, np.ndarray] = {c: np.zeros(5) for c in ("perplexity", "needle")}
+    counts: dict[str, np.ndarray] = {c: np.zeros(5) for c in ("perplexity", "needle", _ANY)}
     for rep in range(reps):
         found = run(np.random.default_rng([seed, index, rep]), real, cells)
+        seen = []
         for f in found.findings:
             if f.cell.endswith(f".{whole}") and f.metric in counts:
                 answer = f.contrast.compounds if f.contrast is not None else None
                 failed = bool(f.blame)
-                right = wanted in f.blame if failed else not wanted
-                counts[f.metric] += [failed, answer is True, answer is False, answer is None, right]
+                right = wanted in f.blame if failed else True  # an undecided stack blames nobody
+                seen.append(np.array([failed, answer is True, answer is False, answer is None, right], dtype=float))
+                counts[f.metric] += seen[-1]
+        counts[_ANY] += [*np.max(seen, axis=0)[:2], *np.min(seen, axis=0)[2:]]
     return [
         {"scenario": name, "quantity": metric, "stack FAILS": c[0], "compounds": c[1], "does not": c[2], "undecided": c[3],
          "right blame": c[4]}
@@ -179,34 +184,16 @@ def main() -> int:
         return next(float(str(r[column])) for r in rows if r["scenario"] == scenario and r["quantity"] == quantity)
 
     halves, additive, bad, three = SCENARIOS
-    checks = []
-    for quantity in ("perplexity", "needle"):
-        checks += [
-            Check(
-                name=f"{quantity}, {halves}: compounds",
-                value=value(halves, quantity, "compounds"),
-                limit=0.95,
-                at_least=True,
-            ),
-            Check(
-                name=f"{quantity}, {halves}: blame",
-                value=value(halves, quantity, "right blame"),
-                limit=0.95,
-                at_least=True,
-            ),
-            Check(name=f"{quantity}, {additive}: compounds", value=value(additive, quantity, "compounds"), limit=0.05),
-            Check(name=f"{quantity}, {additive}: FAIL", value=value(additive, quantity, "stack FAILS"), limit=0.01),
-            Check(name=f"{quantity}, {bad}: compounds", value=value(bad, quantity, "compounds"), limit=0.05),
-            Check(
-                name=f"{quantity}, {bad}: blame", value=value(bad, quantity, "right blame"), limit=0.95, at_least=True
-            ),
-            Check(
-                name=f"{quantity}, {three}: blame",
-                value=value(three, quantity, "right blame"),
-                limit=0.95,
-                at_least=True,
-            ),
-        ]
+    checks = [
+        Check(name=f"{halves}: compounds", value=value(halves, _ANY, "compounds"), limit=0.95, at_least=True),
+        Check(name=f"{halves}: blame", value=value(halves, _ANY, "right blame"), limit=0.95, at_least=True),
+        Check(name=f"{additive}: compounds", value=value(additive, _ANY, "compounds"), limit=0.05),
+        Check(name=f"{additive}: FAIL", value=value(additive, _ANY, "stack FAILS"), limit=0.02),
+        Check(name=f"{bad}: compounds", value=value(bad, _ANY, "compounds"), limit=0.05),
+        Check(name=f"{bad}: blame", value=value(bad, _ANY, "right blame"), limit=0.95, at_least=True),
+        Check(name=f"{three}: compounds", value=value(three, _ANY, "compounds"), limit=0.95, at_least=True),
+        Check(name=f"{three}: blame", value=value(three, _ANY, "right blame"), limit=0.95, at_least=True),
+    ]
     counts = {"matrices per scenario": reps, "documents": len(real["A"][0]), "contexts at most": CONTEXTS}
     tables = {"Planted interactions under profile smoke": rows}
     return publish("matrix_planted", "Planted compounding", args.seed, counts, tables, checks, quick=args.quick)
