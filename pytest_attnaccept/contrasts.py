@@ -134,8 +134,11 @@ def _answers_contrast(metric: Metric, kept: Sequence[Any], rows: Sequence[Sequen
 
 
 def _in_log_odds(accuracy: float, points: float) -> float:
-    """Return what `points` of accuracy cost at the baseline's level, in log-odds."""
-    high = min(max(accuracy, points + 0.01), 0.99)
+    """Return what `points` of accuracy cost at the baseline's level, in log-odds.
+
+    Above 95 % the same points cost ever more log-odds (four times as many at 99.5 %), and no interaction would reach them.
+    """
+    high = min(max(accuracy, points + 0.01), 0.95)
     low = high - points
     return math.log(high / (1 - high)) - math.log(low / (1 - low))
 
