@@ -17,6 +17,7 @@ from pytest_attnaccept.records import Metric, Record
 __all__ = ["Contrast", "contrast_of", "effects_on_shared_data"]
 
 _SHARE = 0.5  # policy: an interaction of half a margin is worth a name
+_ADD_UP = ("perplexity", "needle", "long-range")
 _LEAST_BASELINE = 1e-6  # equal baselines give equal scores; what is left is the rounding of the record
 
 
@@ -51,7 +52,7 @@ class Contrast:
 def contrast_of(metric: Metric, full: Record, alone: Mapping[str, Record | None]) -> Contrast | None:
     """Return the interaction of one quantity, or None where losses do not add (KL, flips) or nothing was kept."""
     family = metric.name.partition("[")[0]
-    if family not in ("perplexity", "needle") or any(r is None for r in alone.values()):
+    if family not in _ADD_UP or any(r is None for r in alone.values()):
         return None
     singles = [r for r in alone.values() if r is not None]
     kept = [_kept(r, metric.name) for r in (full, *singles)]

@@ -81,8 +81,8 @@ def _row(cell: str, items: Sequence[ItemResult], found: Sequence[Finding]) -> Ma
         cell=name,
         verdict=verdict,
         deciding=deciding,
-        perplexity=_loss(items, "perplexity"),
-        retrieval=_loss(items, "needle"),
+        perplexity=_loss(items, ("perplexity",)),
+        retrieval=_loss(items, ("needle", "long-range")),
         interaction=_interaction(found),
         certified=_certified(items),
         drafts=_drafts(items),
@@ -91,24 +91,24 @@ def _row(cell: str, items: Sequence[ItemResult], found: Sequence[Finding]) -> Ma
     )
 
 
-def _metrics(items: Sequence[ItemResult], family: str) -> list[tuple[Metric, str]]:
+def _metrics(items: Sequence[ItemResult], families: Sequence[str]) -> list[tuple[Metric, str]]:
     return [
         (metric, r.item.check)
         for r in items
         if r.record is not None
         for metric in r.record.metrics
-        if metric.name.partition("[")[0] == family and metric.effect is not None
+        if metric.name.partition("[")[0] in families and metric.effect is not None
     ]
 
 
-def _loss(items: Sequence[ItemResult], family: str) -> str:
-    """Return the worst loss of a family: the largest upper end among its metrics, with its margin."""
-    found = _metrics(items, family)
+def _loss(items: Sequence[ItemResult], families: Sequence[str]) -> str:
+    """Return the worst loss among some families of metrics: the largest upper end among its metrics, with its margin."""
+    found = _metrics(items, families)
     if not found:
         return "-"
     metric, check = max(found, key=lambda pair: pair[0].ci_high if pair[0].ci_high is not None else float("inf"))
     low, high = (f"{x:+.1%}" if x is not None else "?" for x in (metric.ci_low, metric.ci_high))
-    where = f" {check.removeprefix('needle-')}" if check.startswith("needle-") else ""
+    where = f" {check.removeprefix('needle-')}" if metric.name.partition("[")[0] != "perplexity" else ""
     return f"{metric.effect:+.1%} [{low}, {high}] of {metric.limit:.0%}{where}"
 
 
