@@ -41,6 +41,7 @@ _CHECKS = {
     "needle": ("tiers", "contexts", "questions_per_context", "depths", "patterns", "screen"),
     "budget-curve": ("budgets", "tier", "contexts", "questions_per_context"),
     "length-curve": ("lengths", "operating", "contexts", "beyond", "questions_per_context", "documents"),
+    "controls": ("tier", "contexts", "questions_per_context"),
 }
 _OWN_SCHEMA = {"long-range": parse_long_range, "benchmark": parse_benchmark}
 _LISTS = ("tiers", "budgets", "lengths")

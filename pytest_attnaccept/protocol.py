@@ -115,8 +115,9 @@ MODEL_APPROXIMATE = {
     "benchmark": "lm-eval tasks paired per document",
     "budget-curve": "retrieval at halved budgets: how far down is it certified, and where is the cliff",
     "length-curve": "retrieval and text below and beyond the trained length: to which length is it certified",
+    "controls": "known-bad changes of this very model are rejected, and the method beats random eviction",
 }
-CURVES = ("budget-curve", "length-curve")
+CURVES = ("budget-curve", "length-curve", "controls")  # they ask the contexts of the needle items
 BUDGETS = ("kv_budget", "window")  # knobs that a budget curve varies
 MODEL_DECODING = {
     "speculation": "drafts over a lossy stack give that stack's own tokens; acceptance length before and after",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_attnaccept.checks.model_benchmark import measure as measure_benchmark
 from pytest_attnaccept.checks.model_budget_curve import measure as measure_budget_curve
+from pytest_attnaccept.checks.model_controls import measure as measure_controls
 from pytest_attnaccept.checks.model_equality import measure as measure_equality
 from pytest_attnaccept.checks.model_footprint import measure as measure_footprint
 from pytest_attnaccept.checks.model_identity import measure as measure_identity
@@ -39,6 +40,7 @@ CHECKS: dict[str, Check] = {
     "benchmark": measure_benchmark,
     "budget-curve": measure_budget_curve,
     "length-curve": measure_length_curve,
+    "controls": measure_controls,
 }
 _NAMED = {"long-range": "family", "benchmark": "task"}  # checks whose id goes on with a name, and the parameter that holds it
 _NEEDLE = re.compile(r"needle-(\d+(?:\.\d+)?)x")

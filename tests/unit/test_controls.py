@@ -15,7 +15,8 @@ from pytest_attnaccept.verdict import decide
 # Known-bad candidates of these checks need a broken model, not a broken function; they are in tests/faults.
 ELSEWHERE = {
     Surface.KERNEL: {"selftest"},  # its bad controls are the mutants that it must reject itself
-    Surface.MODEL: {"identity", "crop", "positions", "window"},
+    # speculation and benchmark: known-bad candidates are in tests/unit/checks/test_model_speculation.py and _benchmark.py
+    Surface.MODEL: {"identity", "crop", "positions", "window", "speculation", "benchmark"},
     Surface.LOGS: {"samples"},
 }
 CONTROLS = [*statistics.controls(), *kernels.controls(0, "cpu"), *states.controls(0, "cpu"), *models.controls(0, "cpu")]
@@ -23,7 +24,8 @@ CONTROLS = [*statistics.controls(), *kernels.controls(0, "cpu"), *states.control
 
 def checks(surface: Surface, *, bad: bool) -> set[str]:
     found = [c for c in CONTROLS if c.surface == surface.value and (Verdict.PASS not in c.expected) is bad]
-    return {"needle" if c.check.startswith("needle") else c.check for c in found}
+    families = ("needle", "long-range")  # their ids go on with a length or a name
+    return {next((f for f in families if c.check.startswith(f)), c.check) for c in found}
 
 
 @pytest.mark.parametrize("surface", list(CHECK_REASONS), ids=lambda s: s.value)
