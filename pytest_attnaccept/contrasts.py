@@ -45,7 +45,7 @@ class Contrast:
         """Return the answer as a table shows it."""
         if self.value is None or self.lower is None or self.upper is None:
             return "undecided"
-        word = {True: "compounds", False: "no", None: "undecided"}[self.compounds]
+        word = {True: "compounds", False: "no compounding", None: "undecided"}[self.compounds]
         return f"{word} {self.value:+.3g} [{self.lower:+.3g}, {self.upper:+.3g}]"
 
 
