@@ -12,11 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_attnaccept.checks.model_losses import joined
-from pytest_attnaccept.measurement import Measured, PairedScores
+from pytest_attnaccept.measurement import Fact, Measured, PairedScores
 from pytest_attnaccept.stats.sequential import Monitor, SequentialPlan
 from pytest_attnaccept.taxonomy import Verdict
 
 __all__ = ["measure_in_looks"]
+
+_MEANS = ("baseline_", "candidate_")  # facts that are means over the answers of a part
 
 Measure = Callable[[Mapping[str, object]], Measured]
 
@@ -78,6 +80,7 @@ def _merged(parts: list[Measured], monitor: Monitor) -> Measured:
     return replace(
         last,
         gates=(gate,),
+        facts=_averaged(parts, [g.n_items for g in gates]),
         data_digest=digest,
         details={
             "plan": monitor.plan.digest(),
@@ -89,6 +92,22 @@ def _merged(parts: list[Measured], monitor: Monitor) -> Measured:
             "data_digest": digest,
         },
     )
+
+
+def _averaged(parts: list[Measured], items: list[int]) -> tuple[Fact, ...]:
+    """Return the facts of the last part; what is a mean over answers is the mean over all parts."""
+    values = [{f.name: f.value for f in part.facts} for part in parts]
+    facts: list[Fact] = []
+    asked = sum(items)
+    for fact in parts[-1].facts:
+        each = [v.get(fact.name) for v in values]
+        numbers = [v for v in each if isinstance(v, float)]
+        if fact.name.startswith(_MEANS) and len(numbers) == len(items) and asked > 0:
+            total = sum(v * n for v, n in zip(numbers, items, strict=True)) / asked
+            facts.append(replace(fact, value=round(total, 6)))
+        else:
+            facts.append(fact)
+    return tuple(facts)
 
 
 def _kept(part: Measured) -> Mapping[str, Any]:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pytest_attnaccept.checks.model_evidence import not_evidence, pattern_of, soundness_fact
+from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_losses import of_sums, row_names
+from pytest_attnaccept.checks.model_noise import noise_floors
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_patterns import screening_facts
-from pytest_attnaccept.checks.model_text import PatternScores, TextPass, text_pass
-from pytest_attnaccept.engines.memo import baseline_memo
-from pytest_attnaccept.engines.through_cache import teacher_forced
+from pytest_attnaccept.checks.model_text import PatternScores, TextPass, baseline_nll, text_pass
 from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, Refusal
 from pytest_attnaccept.taxonomy import Kind, Verdict
 
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 # policy: a uniform guess has the vocabulary as its perplexity; a baseline that is not ten times better has read the text
 # with the wrong tokenizer or without its weights (a misread GGUF tokenizer gives 54063 at a vocabulary of 49152)
 _GUESSING = 10
-_FLOOR_TOKENS = 16  # policy: a floor is an order of magnitude, not an estimate
+_NEAR = 32  # tokens that a baseline without the rest of the context sees
+_NEEDS_NATS = 1.0  # policy: a token whose likelihood falls by a factor e without the context needs it
 
 __all__ = ["measure_divergence", "measure_perplexity"]
 
@@ -40,12 +40,14 @@ def measure_perplexity(session: ModelSession, params: Params) -> Measured:
     done = text_pass(session, params)
     vocabulary = int(session.baseline.model.get_input_embeddings().weight.shape[0])
     gates = tuple(_perplexity_gate(done, scores, vocabulary) for scores in done.patterns)
+    needing = _needs_context(session, done, params) if done.shared_tokens else None
+    facts = (*_facts(session, done), *_perplexity_facts(done), *_key_facts(done, needing))
     return Measured(
         gates=gates,
-        facts=(*_facts(session, done), *_perplexity_facts(done)),
+        facts=facts,
         refusals=_refusals(session, done, params),
         data_digest=done.data.digest,
-        details={"by_position": _by_position(done), **_kept(done, gates)},
+        details={"by_position": _by_position(done), "nll_by_position": _nll_curve(done), **_kept(done, gates)},
     )
 
 
@@ -76,11 +78,12 @@ def measure_divergence(session: ModelSession, params: Params) -> Measured:
         where = f"{len(scores.kl)} documents of {done.length} tokens, {done.data.source}, {scores.pattern}"
         gates.append(_mean_gate(_gate_name("kl", scores.pattern), scores.kl, "nats/token", where))
         gates.append(_mean_gate(_gate_name("top1", scores.pattern), scores.flips, "share of tokens", where))
-    facts = (*_facts(session, done), *_tail_facts(done), _noise_floor(session, done, params))
+    step = params.integer("step", 8)
+    facts = (*_facts(session, done), *_tail_facts(done), *noise_floors(session, done.data.rows[0], done.data.continuation, step))
     return Measured(
         gates=tuple(gates),
         facts=facts,
-        refusals=_refusals(session, done, params),
+        refusals=(*_refusals(session, done, params), *_blind(session, done)),
         data_digest=done.data.digest,
         details=_kept(done, gates),
     )
@@ -110,6 +113,19 @@ def _gate_name(name: str, pattern: str) -> str:
 
 def _mean(values: tuple[Tensor, ...]) -> float:
     return float(torch.cat(values).double().mean())
+
+
+def _blind(session: ModelSession, done: TextPass) -> tuple[Refusal, ...]:
+    """Refuse a divergence from a baseline that has not read the text: both sides may guess alike."""
+    vocabulary = int(session.baseline.model.get_input_embeddings().weight.shape[0])
+    level = _mean(done.patterns[0].base_nll)
+    if level <= math.log(vocabulary / _GUESSING):
+        return ()
+    reason = (
+        f"the baseline's perplexity is {math.exp(min(level, 700)):.4g} at a vocabulary of {vocabulary}: a model or tokenizer"
+        " that cannot predict this text cannot show a difference on it"
+    )
+    return (Refusal(verdict=Verdict.INVALID, reason=reason),)
 
 
 def _refusals(session: ModelSession, done: TextPass, params: Params) -> tuple[Refusal, ...]:
@@ -151,6 +167,45 @@ def _by_position(done: TextPass) -> dict[str, list[float]]:
     return table
 
 
+def _nll_curve(done: TextPass) -> dict[str, dict[str, list[float]]]:
+    """Return the NLL of both sides per eighth of the continuation, nats per token."""
+    table: dict[str, dict[str, list[float]]] = {}
+    for scores in done.patterns:
+        if not done.shared_tokens:
+            continue
+        sides = {"baseline": scores.base_nll, "candidate": scores.cand_nll}
+        table[scores.pattern] = {
+            name: [round(float(part.mean()), 6) for part in torch.stack(rows).mean(dim=0).chunk(8)]
+            for name, rows in sides.items()
+        }
+    return table
+
+
+def _needs_context(session: ModelSession, done: TextPass, params: Params) -> list[Tensor]:
+    """Return, per document, which scored tokens the baseline predicts only with the whole context.
+
+    The contrast is the baseline's own (LongPPL, arXiv 2410.23771): its NLL behind the last 32 tokens of the context alone
+    against its NLL behind all of it. Nothing of the candidate takes part in the choice.
+    """
+    near = baseline_nll(session, done, _NEAR, params.integer("step", 8))
+    return [short - whole > _NEEDS_NATS for short, whole in zip(near, done.patterns[0].base_nll, strict=True)]
+
+
+def _key_facts(done: TextPass, needing: list[Tensor] | None) -> list[Fact]:
+    """Report the loss on the tokens that need the context; whole-text perplexity hides it."""
+    if needing is None:
+        return []
+    chosen = torch.cat(needing)
+    facts = [Fact(name="key_tokens", value=int(chosen.sum()), unit=f"of {chosen.numel()} scored tokens")]
+    if bool(chosen.any()):
+        for scores in done.patterns:
+            losses = torch.cat(scores.cand_nll)[chosen] - torch.cat(scores.base_nll)[chosen]
+            facts.append(
+                Fact(name=_gate_name("key_token_loss", scores.pattern), value=float(losses.mean()), unit="nats/token")
+            )
+    return facts
+
+
 def _tail_facts(done: TextPass) -> list[Fact]:
     facts: list[Fact] = []
     for scores in done.patterns:
@@ -158,24 +213,3 @@ def _tail_facts(done: TextPass) -> list[Fact]:
         facts.append(Fact(name=_gate_name("kl_p99", scores.pattern), value=float(values.quantile(0.99)), unit="nats"))
         facts.append(Fact(name=_gate_name("kl_max", scores.pattern), value=float(values.max()), unit="nats"))
     return facts
-
-
-def _noise_floor(session: ModelSession, done: TextPass, params: Params) -> Fact:
-    """Measure KL of the baseline against itself in another harmless call pattern (token by token, one document)."""
-    side, row, step = session.baseline, done.data.rows[0], params.integer("step", 8)
-    context = row.shape[1] - done.data.continuation
-    row = row[:, : context + _FLOOR_TOKENS]
-    key = ("floor", session.baseline_key, row.cpu().numpy().tobytes(), context, step)
-    floor = baseline_memo.get(key) if not side.changes else None
-    if floor is None:
-        with side.running():
-            one, other = (
-                torch.log_softmax(
-                    teacher_forced(side, row, context, pattern_of(session, side, "one-shot", n)).float(), -1
-                )
-                for n in (step, 1)
-            )
-        floor = (one.exp() * (one - other)).sum(-1).clamp(min=0).mean()
-        if not side.changes:
-            baseline_memo.put(key, floor)
-    return Fact(name="kl_noise_floor", value=float(floor), unit="nats/token")
