@@ -201,11 +201,17 @@ class Accept:
         """Run a check of how the candidate's state came about (chunks, prefixes, padding, crops, preemption)."""
         from pytest_attnaccept.state.model_level import measure_model_state
 
-        side = session.candidate
-        with side.running():
-            measured = measure_model_state(
-                self.check, side.model, seed=self._seed, device=session.device, cache=side.around.cache
-            )
+        side, base = session.candidate, session.baseline
+        measured = measure_model_state(
+            self.check,
+            side.model,
+            seed=self._seed,
+            device=session.device,
+            cache=side.around.cache,
+            baseline=base.model,
+            running=side.running,
+            baseline_running=base.running,
+        )
         return replace(measured, refusals=(*session.findings, *measured.refusals))
 
     # -- one run ----------------------------------------------------------------------------------------------------

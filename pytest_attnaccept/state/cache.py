@@ -45,6 +45,8 @@ class _Tally:
     programs: int = 0
     attended: int = 0
     refused: int = 0
+    poisoned: int = 0
+    live: int = 0
     worst: float = 0.0
     controls: list[int] = field(default_factory=lambda: [0, 0])
     broken: list[Broken] = field(default_factory=list)
@@ -123,7 +125,7 @@ def _programs(check: str, contract: CacheContract, seed: int, programs: int) -> 
 def _run_all(
     check: str, factory: CacheFactory, contract: CacheContract, seed: int, device: str, programs: int
 ) -> _Tally:
-    tally, digest = _Tally(), hashlib.sha256(repr(contract).encode())
+    tally, digest = _Tally(), hashlib.sha256(repr((contract, contract.bitwise_to is not None)).encode())
     for index, program in enumerate(_programs(check, contract, seed, programs)):
         digest.update(repr(program).encode())
         run_seed = seed * 1_000_003 + index
@@ -132,6 +134,8 @@ def _run_all(
         tally.programs += 1
         tally.attended += run.attended
         tally.refused += run.refused
+        tally.poisoned += run.poisoned
+        tally.live = max(tally.live, run.live)
         tally.worst = max(tally.worst, run.worst)
         tally.controls = [a + b for a, b in zip(tally.controls, run.controls, strict=True)]
         if broken is not None:
@@ -222,6 +226,8 @@ def _facts(tally: _Tally) -> tuple[Fact, ...]:
         Fact(name="programs", value=tally.programs),
         Fact(name="attentions compared", value=tally.attended),
         Fact(name="operations refused for lack of room", value=tally.refused),
+        Fact(name="sequences at once", value=tally.live),
+        Fact(name="unused tensors poisoned", value=tally.poisoned),
     )
 
 

@@ -1,9 +1,9 @@
-"""What a stateful KV cache promises: shapes, window, sinks, room and operations (`accept.cache`, all keywords)."""
+"""What a stateful KV cache promises: shapes, window, sinks, room, operations, a bitwise twin (`accept.cache`, all keywords)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ __all__ = ["OPERATIONS", "Cache", "CacheContract", "CacheFactory", "make_cache_c
 
 OPERATIONS = ("fork", "free", "truncate")
 _REQUIRED = ("q_heads", "kv_heads", "head_dim", "page_size", "dtype", "capacity_tokens")
-_OPTIONAL = ("window", "sink_tokens", "operations")
+_OPTIONAL = ("window", "sink_tokens", "operations", "bitwise_to")
 
 
 class Cache(Protocol):
@@ -45,6 +45,9 @@ class CacheContract:
         Room of the pool; a cache may raise MemoryError only beyond ``capacity_tokens // page_size`` pages.
     operations
         Which of fork, free and truncate exist.
+    bitwise_to
+        Makes a cache with the same kernel over another layout (contiguous), with as much room as it likes: every output
+        must equal this one's bit for bit.
     """
 
     q_heads: int
@@ -56,6 +59,7 @@ class CacheContract:
     window: int | None = None
     sink_tokens: int = 0
     operations: tuple[str, ...] = OPERATIONS
+    bitwise_to: CacheFactory | None = field(default=None, repr=False, compare=False)
 
     @property
     def capacity_pages(self) -> int:
@@ -75,7 +79,19 @@ class CacheContract:
             given["sink_tokens"] = self.sink_tokens
         if self.operations != OPERATIONS:
             given["operations"] = self.operations
+        if self.bitwise_to is not None:
+            given["bitwise_to"] = _Name("twin_factory")
         return given
+
+
+class _Name:
+    """A name that stands for itself in printed code."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
 
 
 def make_cache_contract(**keywords: object) -> CacheContract:
@@ -85,7 +101,7 @@ def make_cache_contract(**keywords: object) -> CacheContract:
     ----------
     keywords
         ``q_heads, kv_heads, head_dim, page_size, dtype, capacity_tokens`` are required; ``window=None, sink_tokens=0,
-        operations=("fork", "free", "truncate")`` are not.
+        operations=("fork", "free", "truncate"), bitwise_to=None`` are not.
     """
     refuse_unknown("cache", keywords, (*_REQUIRED, *_OPTIONAL))
     refuse_missing("cache", keywords, _REQUIRED)
@@ -96,9 +112,16 @@ def make_cache_contract(**keywords: object) -> CacheContract:
         window=_window(keywords),
         sink_tokens=as_int("cache", "sink_tokens", keywords.get("sink_tokens", 0), low=0),
         operations=as_names("cache", "operations", keywords.get("operations", OPERATIONS), OPERATIONS),
+        bitwise_to=_factory(keywords.get("bitwise_to")),
     )
     _refuse_impossible(contract)
     return contract
+
+
+def _factory(value: object) -> CacheFactory | None:
+    if value is not None and not callable(value):
+        raise ContractError(f"accept.cache: bitwise_to must be a factory of caches, got {value!r}.")
+    return value
 
 
 def _window(keywords: Mapping[str, object]) -> int | None:

@@ -32,6 +32,8 @@ def explain(run: CacheReplay, broken: Broken) -> str:
     """Return what the failure looks like, in words; `run` is the replay that ended with `broken`."""
     if broken.kind == "memory":
         return "pages are leaked, or shared pages are counted more than once"
+    if broken.kind == "bits":
+        return "the layout changes the order or the number of roundings (another split, tile or accumulation)"
     if broken.kind != "value" or broken.seen is None:
         return ""
     after = " after a refused operation (a refusal must change nothing)" if run.refused else ""

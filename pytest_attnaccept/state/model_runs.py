@@ -10,12 +10,13 @@ Positions
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from pytest_attnaccept.checks.model_evidence import rounding_bound
 from pytest_attnaccept.engines.calls import call_form
 from pytest_attnaccept.errors import AttnAcceptError, CandidateError
 
@@ -75,6 +76,8 @@ class Shift:
     ----------
     flips
         Positions whose best token differs.
+    got
+        The logits themselves where they are too far off; None otherwise.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Shift:
     where: str
     positions: int
     flips: int
+    got: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
 
 def copy_cache(cache: Any) -> Any:
@@ -130,7 +134,7 @@ class ModelRun:
         positions: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return float logits ``(batch, n, vocab)`` on the CPU for ids ``(batch, n)``.
+        """Return logits ``(batch, n, vocab)`` in float32 (float64 for such a model) on the CPU for ids ``(batch, n)``.
 
         Parameters
         ----------
@@ -164,7 +168,7 @@ class ModelRun:
             raise CandidateError(
                 f"the model raised on {ids.shape[1]} tokens from position {start}: {type(error).__name__}: {error}"
             ) from error
-        return logits.detach().to("cpu", torch.float64)
+        return logits.detach().to("cpu", torch.float64 if self.dtype is torch.float64 else torch.float32)
 
     def alone(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the reference logits ``(n, vocab)``: one forward, no cache, batch of one."""
@@ -172,6 +176,11 @@ class ModelRun:
         if key not in self._alone:
             self._alone[key] = self.forward(tokens[None])[0]
         return self._alone[key]
+
+    def references(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield every list ``(n,)`` that was a reference, with its logits ``(n, vocab)``; the longest one last."""
+        for key in sorted(self._alone, key=len):
+            yield torch.tensor(key), self._alone[key]
 
     def through(self, tokens: torch.Tensor, cache: Any, sizes: Sequence[int], start: int = 0) -> torch.Tensor:
         """Return logits ``(n, vocab)`` of a list fed to a cache in calls of the given sizes."""
@@ -199,10 +208,27 @@ class ModelRun:
             Position of the first row, for the report.
         """
         allowed = (allowed_share(self.dtype) if share is None else share) * float(want.abs().max()) + 1e-12
-        rows = (got - want).abs().amax(-1).nan_to_num(nan=float("inf"))
-        place = int(rows.argmax())
-        flips = got.argmax(-1) != want.argmax(-1)
-        where = f"{name}: position {first + place}, logits differ by {float(rows[place]):.3g} ({allowed:.3g} allowed)"
-        return Shift(
-            name=name, value=float(rows[place]) / allowed, where=where, positions=len(rows), flips=int(flips.sum())
-        )
+        return _shift(name, got, want, allowed, first)
+
+    def against(self, other: ModelRun, name: str, got: torch.Tensor, want: torch.Tensor) -> Shift:
+        """Return the largest difference of this model's logits from another one's: two right computations may differ by both
+        their roundings.
+        """
+        coarser = max((self.dtype, other.dtype), key=allowed_share)
+        return _shift(name, got, want, rounding_bound(want.to(coarser)), 0)
+
+
+def _shift(name: str, got: torch.Tensor, want: torch.Tensor, allowed: float, first: int) -> Shift:
+    rows = (got - want).abs().amax(-1).nan_to_num(nan=float("inf"))
+    place = int(rows.argmax())
+    flips = got.argmax(-1) != want.argmax(-1)
+    where = f"{name}: position {first + place}, logits differ by {float(rows[place]):.3g} ({allowed:.3g} allowed)"
+    value = float(rows[place]) / allowed
+    return Shift(
+        name=name,
+        value=value,
+        where=where,
+        positions=len(rows),
+        flips=int(flips.sum()),
+        got=None if value <= 1.0 else got,
+    )

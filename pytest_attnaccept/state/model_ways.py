@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 
+from pytest_attnaccept.engines.storage import tensors_of
 from pytest_attnaccept.state.model_runs import ModelRun, Shift, allowed_share, copy_cache, has_sliding, rotary_limit
 
 __all__ = ["WAYS", "Absent"]
 
+_FILLED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Tokens of the longest request of any model that was trained on as many.
+_LONG = 512
 # Beyond this a sweep over window edges takes minutes on a CPU.
 _MAX_WINDOW = 1024
 
@@ -40,6 +44,11 @@ def _chunked(run: ModelRun, length: int) -> Iterator[Shift]:
     for name, sizes in _sizes(length, has_sliding(run.model)):
         yield run.shift(name, run.through(tokens, run.cache(), sizes), run.alone(tokens))
     limit = rotary_limit(run.model)
+    long = min(_LONG, limit or length)
+    if long > 2 * length:
+        tokens, cut = run.tokens(long), long - long // 2 - 21
+        got = run.through(tokens, run.cache(), [long // 2, cut, *([1] * 21)])
+        yield run.shift(f"{long} tokens in two chunks, then one by one", got, run.alone(tokens))
     if limit is not None and length <= limit <= 1024:
         beyond = run.tokens(limit + 9)
         sizes = [limit - 8, 5, *([1] * 12)]
@@ -223,6 +232,7 @@ def _preempt(run: ModelRun, length: int) -> Iterator[Shift]:
     run.through(mine[:cut], my_cache, [cut])
     run.through(other[:cut], other_cache, [cut])
     swapped = copy_cache(my_cache)
+    _overwrite(run, my_cache, keep=other_cache)  # its room is somebody else's now
     del my_cache
     got = run.through(other[cut:late], other_cache, [1] * (late - cut), start=cut)
     yield run.shift("the neighbour, while the request is out", got, run.alone(other)[cut:late], first=cut)
@@ -234,6 +244,17 @@ def _preempt(run: ModelRun, length: int) -> Iterator[Shift]:
     yield run.shift("resumed by recomputing", got, run.alone(mine)[late:], first=late)
     got = run.through(other[late:], other_cache, [1] * (length - late), start=late)
     yield run.shift("the neighbour, after the request came back", got, run.alone(other)[late:], first=late)
+
+
+def _overwrite(run: ModelRun, cache: Any, keep: Any) -> None:
+    """Fill what only `cache` holds with NaN: neither the model's tensors nor a pool that it shares with others."""
+    spared = {tensor.untyped_storage().data_ptr() for tensor in (*run.model.parameters(), *run.model.buffers())}
+    for other in (keep, run.cache()):
+        spared |= {tensor.untyped_storage().data_ptr() for tensor in tensors_of(other) if tensor.numel()}
+    for tensor in tensors_of(cache):
+        mine = tensor.numel() and tensor.is_floating_point() and tensor.untyped_storage().data_ptr() not in spared
+        if mine and tensor.dtype in _FILLED:
+            tensor.fill_(float("nan"))
 
 
 WAYS: Mapping[str, Callable[[ModelRun, int], Iterator[Shift]]] = {

@@ -19,7 +19,13 @@ from pytest_attnaccept.errors import CandidateError, ContractError
 from pytest_attnaccept.measurement import Fact, Measured, Refusal, Threshold
 from pytest_attnaccept.state.keywords import call_as_code
 from pytest_attnaccept.state.prefix_oracle import PrefixContract, make_prefix_contract
-from pytest_attnaccept.state.prefix_programs import PREFIX_THEMES, crowd_programs, simpler_step, wide_programs
+from pytest_attnaccept.state.prefix_programs import (
+    PREFIX_THEMES,
+    crowd_programs,
+    simpler_step,
+    typed_programs,
+    wide_programs,
+)
 from pytest_attnaccept.state.prefix_replay import PrefixBroken, PrefixReplay, PrefixStep, run_prefix_program
 from pytest_attnaccept.state.shrink import Shrinker
 from pytest_attnaccept.taxonomy import Verdict
@@ -28,6 +34,8 @@ __all__ = ["PREFIX_CHECKS", "PrefixContract", "make_prefix_contract", "measure_p
 
 PREFIX_CHECKS: tuple[str, ...] = tuple(PREFIX_THEMES)
 _ORIGIN = "contract: rows are a function of the whole prefix and the identity, compared bit by bit"
+# A crowd has two thousand steps, and each costs microseconds.
+_SHRINK_STEPS = 150_000
 _WORDS = {
     "long": "matches beyond what was inserted",
     "short": "matches that fall short",
@@ -44,6 +52,7 @@ class _Tally:
     hits: int = 0
     fetched: int = 0
     wide: str = "not asked"
+    typed: str = "not asked"
     broken: PrefixBroken | None = None
     program: list[PrefixStep] = field(default_factory=list)
     strict: bool = True
@@ -113,7 +122,9 @@ class _Measurement:
             # A thousand entries may exceed a bounded cache: here a short match is no failure.
             self._run(tally, crowds, strict=False)
         if check == "collisions" and not self._decided(tally):
-            self._run_wide(tally)
+            tally.wide = self._run_refusable(tally, wide_programs(self.contract))
+        if check == "identity" and not self._decided(tally):
+            tally.typed = self._run_refusable(tally, typed_programs(self.contract))
         return tally
 
     def _decided(self, tally: _Tally) -> bool:
@@ -134,23 +145,29 @@ class _Measurement:
             if self._decided(tally):
                 return
 
-    def _run_wide(self, tally: _Tally) -> None:
-        for program in wide_programs(self.contract):
-            broken, done = run_prefix_program(self.fresh(True), program)
+    def _run_refusable(self, tally: _Tally, programs: Iterable[list[PrefixStep]]) -> str:
+        """Run programs of inputs that a cache need not take; say how many of them it refused with an exception."""
+        refused, total, kinds = 0, 0, set()
+        for program in programs:
+            # A cache that takes them may still keep nothing under them: a short match is no failure here.
+            broken, done = run_prefix_program(self.fresh(False), program)
+            total += 1
             if broken is not None and broken.error is not None:
-                tally.wide = f"refused ({type(broken.error).__name__})"
-                return
-            tally.wide = "supported"
-            if broken is not None:
-                tally.broken, tally.program, tally.strict = broken, done, True
-                return
+                refused += 1
+                kinds.add(type(broken.error).__name__)
+            elif broken is not None:
+                tally.broken, tally.program, tally.strict = broken, done, False
+                break
+        return f"{refused} of {total} programs refused ({', '.join(sorted(kinds))})" if refused else "supported"
 
     def failed(self, check: str, tally: _Tally) -> Measured:
         """Shrink, explain and report the first failure."""
         first = tally.broken
         if first is None:
             raise ValueError("failed() needs a failure")
-        least = Shrinker(lambda program: self._breaks(program, first, tally.strict), simpler_step).shrink(tally.program)
+        least = Shrinker(
+            lambda program: self._breaks(program, first, tally.strict), simpler_step, budget=_SHRINK_STEPS
+        ).shrink(tally.program)
         again, done = run_prefix_program(self.fresh(tally.strict), least)
         broken, shown = (again, done) if again is not None and again.kind == first.kind else (first, tally.program)
         code = "\n".join(self.as_code(shown, broken.text))
@@ -195,7 +212,8 @@ class _Measurement:
             gates=(gate,),
             refusals=refusals,
             facts=_facts(tally),
-            resolution="equal keys of two contexts are found for every key of up to 16 bits and the named longer ones",
+            resolution="equal keys of two contexts are found for every key of up to 16 bits and the named longer ones; "
+            f"identities of other types: {tally.typed}",
             data_digest=tally.digest.hexdigest()[:16],
             seed=self.seed,
         )
@@ -222,4 +240,5 @@ def _facts(tally: _Tally) -> tuple[Fact, ...]:
         Fact(name="matches that found something", value=tally.hits),
         Fact(name="fetches compared bit by bit", value=tally.fetched),
         Fact(name="tokens of 61 bits", value=tally.wide),
+        Fact(name="identities of other types", value=tally.typed),
     )

@@ -22,7 +22,7 @@ from pytest_attnaccept.state.keywords import as_dtype, as_int, as_names, refuse_
 
 __all__ = ["Entry", "Identity", "PrefixContract", "PrefixOracle", "common_length", "make_prefix_contract"]
 
-Identity = tuple[tuple[str, str], ...]
+Identity = tuple[tuple[str, object], ...]
 _DEFAULTS: Mapping[str, object] = {
     "kv_heads": 2,
     "head_dim": 16,
@@ -41,7 +41,8 @@ class PrefixContract:
     block_size
         `match` may fall short of the longest stored prefix by less than this (by one token more where everything matches).
     identity_keys
-        Attributes that separate requests; every identity that is passed has all of them, as strings.
+        Attributes that separate requests. Identities have all of them as strings, and, where a cache takes such, some without
+        a value or with one of another type.
     """
 
     kv_heads: int = 2

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
-from pytest_attnaccept.state.collisions import Pair, colliding_identities, colliding_pairs, wide_pairs
+from pytest_attnaccept.state import identities
+from pytest_attnaccept.state.collisions import Pair, colliding_pairs, wide_pairs
 from pytest_attnaccept.state.prefix_oracle import Entry, Identity, PrefixContract
 from pytest_attnaccept.state.prefix_replay import PrefixStep
 
-__all__ = ["CROWD", "PREFIX_THEMES", "crowd_programs", "simpler_step", "wide_programs"]
+__all__ = ["CROWD", "PREFIX_THEMES", "crowd_programs", "simpler_step", "typed_programs", "wide_programs"]
 
 Program = list[PrefixStep]
 # A 16-bit key confuses one of CROWD stored with one of CROWD asked with probability 1 - exp(-CROWD^2 / 65536) > 1 - 1e-6.
@@ -31,12 +33,27 @@ def _visit(entries: list[Entry], note: str = "") -> Program:
 
 
 def identity_programs(contract: PrefixContract, _seed: int, _programs: int) -> Iterator[Program]:
-    """Yield the same tokens under two identities that are easily confused."""
+    """Yield the same tokens under two identities of strings that are easily confused."""
+    yield from _shared_tokens(contract, identities.colliding_identities(contract.identity_keys))
+    yield from _shared_tokens(contract, _serializations(contract.identity_keys))
+
+
+@lru_cache(maxsize=4)
+def _serializations(keys: tuple[str, ...]) -> tuple[identities.Pair, ...]:
+    return tuple(identities.colliding_serializations(keys))
+
+
+def typed_programs(contract: PrefixContract) -> Iterator[Program]:
+    """Yield the same tokens under identities of other types; a cache may refuse them with an exception."""
+    yield from _shared_tokens(contract, identities.typed_identities(contract.identity_keys))
+
+
+def _shared_tokens(contract: PrefixContract, pairs: Iterable[identities.Pair]) -> Iterator[Program]:
     tokens = tuple(range(50, 50 + 3 * contract.block_size + 2))
-    for one, other, note in colliding_identities(contract.identity_keys):
-        pair = [Entry(tokens, tuple(side.items())) for side in (one, other)]
-        yield _visit(pair, note)
-        yield _visit(pair[::-1], note)
+    for pair in pairs:
+        entries = [Entry(tokens, tuple(side.items())) for side in (pair.one, pair.other)]
+        yield _visit(entries, pair.why)
+        yield _visit(entries[::-1], pair.why)
 
 
 def collision_programs(contract: PrefixContract, _seed: int, _programs: int) -> Iterator[Program]:
@@ -47,9 +64,8 @@ def collision_programs(contract: PrefixContract, _seed: int, _programs: int) -> 
 
 def wide_programs(contract: PrefixContract) -> Iterator[Program]:
     """Yield lists of 61-bit tokens; a cache may refuse them with an exception."""
-    if contract.block_size <= 2:
-        for pair in wide_pairs():
-            yield from _pair_programs(contract, pair)
+    for pair in wide_pairs(contract.block_size):
+        yield from _pair_programs(contract, pair)
 
 
 def _pair_programs(contract: PrefixContract, pair: Pair) -> Iterator[Program]:
@@ -87,6 +103,7 @@ def block_programs(contract: PrefixContract, seed: int, _programs: int) -> Itera
 def eviction_programs(contract: PrefixContract, seed: int, programs: int) -> Iterator[Program]:
     """Yield insertions, evictions and re-insertions around lists that stay and lists that are in use."""
     block, plain = contract.block_size, _plain(contract)
+    yield from _duplicates(contract, seed)
     for index in range(max(4, programs // 4)):
         rng = random.Random(f"eviction/{seed}/{index}")
         mine, other = (tuple(rng.randrange(1000) + shift for _ in range(3 * block + 1)) for shift in (0, 2000))
@@ -111,6 +128,30 @@ def eviction_programs(contract: PrefixContract, seed: int, programs: int) -> Ite
             steps += [
                 PrefixStep("match", Entry(tokens, plain), "after re-insertion") for tokens in (gone, other, fresh)
             ]
+        yield steps
+
+
+def _duplicates(contract: PrefixContract, seed: int) -> Iterator[Program]:
+    """Yield lists inserted twice, or under two identities, of which one is evicted while the other is in use."""
+    block, plain = contract.block_size, _plain(contract)
+    rng = random.Random(f"duplicates/{seed}")
+    mine, other, *fresh = (tuple(rng.randrange(9000) for _ in range(3 * block + 1)) for _ in range(2 + 2 * 2 * 3))
+    branch = (*mine[: 2 * block], *other[: block + 1])
+    owners = [plain, *(tuple((k, "x" if k == key else "") for k, _ in plain) for key in contract.identity_keys[:1])]
+    for owner in owners:
+        twice = [Entry(mine, plain), Entry(mine, owner)]
+        around = [*twice, Entry(branch, owner)]
+        steps = [PrefixStep("insert", entry) for entry in (*twice, Entry(branch, owner), twice[0])]
+        steps += [PrefixStep("match", entry, "before a duplicate is evicted") for entry in around]
+        for tokens in (mine, branch):
+            steps.append(PrefixStep("evict", Entry(tokens, plain)))
+            steps += [PrefixStep("match", entry, "a duplicate was evicted") for entry in around]
+            for _ in range(3):
+                new = Entry(fresh.pop(), owner)
+                steps += [
+                    PrefixStep("insert", new),
+                    *(PrefixStep("match", entry, "room was reused") for entry in around),
+                ]
         yield steps
 
 
@@ -184,6 +225,6 @@ def simpler_step(step: PrefixStep) -> Iterator[PrefixStep]:
         if 0 < cut < len(tokens):
             yield replace(step, entry=replace(step.entry, tokens=tokens[:cut]))
     for place, (key, value) in enumerate(step.entry.identity):
-        if value:
+        if value and isinstance(value, str):
             identity = (*step.entry.identity[:place], (key, ""), *step.entry.identity[place + 1 :])
             yield replace(step, entry=replace(step.entry, identity=identity))

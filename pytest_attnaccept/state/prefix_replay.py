@@ -78,11 +78,11 @@ class PrefixReplay:
         self._in_use: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._cache = factory()
 
-    def insert(self, tokens: Sequence[int], identity: Mapping[str, str]) -> None:
+    def insert(self, tokens: Sequence[int], identity: Mapping[str, object]) -> None:
         """Insert a list of tokens with its rows."""
         self._or_raise(PrefixStep("insert", Entry(tuple(tokens), tuple(identity.items()))))
 
-    def match(self, tokens: Sequence[int], identity: Mapping[str, str]) -> None:
+    def match(self, tokens: Sequence[int], identity: Mapping[str, object]) -> None:
         """Match a list of tokens, then fetch what matched, and compare both."""
         self._or_raise(PrefixStep("match", Entry(tuple(tokens), tuple(identity.items()))))
 
@@ -173,8 +173,7 @@ class PrefixReplay:
         """Name the identity attributes, or the other list, whose confusion explains a match of `length`."""
         for identity, lists in self.oracle.ever.items():
             if max((common_length(kept, entry.tokens) for kept in lists), default=0) >= length:
-                differ = [f"{k}={a!r}/{b!r}" for (k, a), (_, b) in zip(entry.identity, identity, strict=True) if a != b]
-                return f"requests that differ in {', '.join(differ)} share a prefix"
+                return f"requests that differ in {_difference(dict(entry.identity), dict(identity))} share a prefix"
         return ""
 
     def _origin(self, entry: Entry, rows: torch.Tensor, place: int, name: str) -> str:
@@ -233,6 +232,15 @@ def _form_error(got: object, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         if tensor.dtype != dtype:
             return f"{name} of dtype {tensor.dtype}, not {dtype}"
     return ""
+
+
+def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str:
+    names = [name for name in dict.fromkeys((*one, *other)) if _value(one, name) != _value(other, name)]
+    return ", ".join(f"{name}={_value(one, name)}/{_value(other, name)}" for name in names)
+
+
+def _value(identity: Mapping[str, object], name: str) -> str:
+    return repr(identity[name]) if name in identity else "(missing)"
 
 
 def _short(tokens: Sequence[int]) -> str:

@@ -6,6 +6,8 @@ Positions
    out, because steps that the contract does not allow at their time are skipped.
 2. Every change is followed by attention to the changed sequence and often to a neighbour.
 3. Lengths are drawn so that a sequence ends at, one before or one after a page or window edge more often than not.
+4. Some programs hold up to twenty sequences at once, and some give out and take back more pages than any counter of eight
+   bits counts; the others stay small, so that what they show stays readable.
 """
 
 from __future__ import annotations
@@ -21,11 +23,17 @@ __all__ = ["MAX_QUERIES", "THEMES", "edge_lengths", "edge_programs", "random_pro
 MAX_QUERIES = 64
 _MAX_PREFILL = 1024
 _IDS = (0, 1, 2, 3, 4, 5, 6, 7, 16, 19)
+# Equal to one of the ids above modulo 10, 16, 32, 64, 128, 256 or 1024.
+_MORE_IDS = (9, 10, 11, 12, 13, 17, 18, 20, 21, 23, 32, 35, 64, 67, 129, 133, 257, 262, 1027, 1029)
+_FEW, _MANY = 6, 20
 _BALLAST_ID = 8
+_CYCLES = 140
+_LONG_DECODE = 300
 _MAX_BALLAST_ELEMENTS = 2**22
 
 # Weights of the operations per theme; "full": share of operations that ignore the room left;
-# "ballast": share of programs that begin with one sequence that nearly fills the pool; "loud": share of loud appends.
+# "ballast": share of programs that begin with one sequence that nearly fills the pool; "loud": share of loud appends;
+# "many": share of programs with up to twenty sequences; "cycles": share of programs that only append and free.
 THEMES: Mapping[str, Mapping[str, float]] = {
     "programs": {
         "append": 6,
@@ -36,6 +44,8 @@ THEMES: Mapping[str, Mapping[str, float]] = {
         "full": 0.03,
         "loud": 0.1,
         "ballast": 0.25,
+        "many": 0.15,
+        "cycles": 0.0,
     },
     "pressure": {
         "append": 8,
@@ -46,9 +56,33 @@ THEMES: Mapping[str, Mapping[str, float]] = {
         "full": 0.6,
         "loud": 0.1,
         "ballast": 0.6,
+        "many": 0.1,
+        "cycles": 0.0,
     },
-    "fork": {"append": 6, "attend": 3, "fork": 4, "free": 1, "truncate": 2, "full": 0.02, "loud": 0.2, "ballast": 0.1},
-    "reuse": {"append": 7, "attend": 2, "fork": 1, "free": 4, "truncate": 1, "full": 0.02, "loud": 0.4, "ballast": 0.2},
+    "fork": {
+        "append": 6,
+        "attend": 3,
+        "fork": 4,
+        "free": 1,
+        "truncate": 2,
+        "full": 0.02,
+        "loud": 0.2,
+        "ballast": 0.1,
+        "many": 0.25,
+        "cycles": 0.0,
+    },
+    "reuse": {
+        "append": 7,
+        "attend": 2,
+        "fork": 1,
+        "free": 4,
+        "truncate": 1,
+        "full": 0.02,
+        "loud": 0.4,
+        "ballast": 0.2,
+        "many": 0.15,
+        "cycles": 0.06,
+    },
     "rollback": {
         "append": 6,
         "attend": 3,
@@ -58,6 +92,8 @@ THEMES: Mapping[str, Mapping[str, float]] = {
         "full": 0.02,
         "loud": 0.2,
         "ballast": 0.1,
+        "many": 0.1,
+        "cycles": 0.0,
     },
 }
 
@@ -82,11 +118,18 @@ def edge_programs(contract: CacheContract) -> list[list[Op]]:
             program = list(neighbour)
             for count in ways:
                 program += [Op("append", 3, count)]
-                if count <= MAX_QUERIES:
+                if 1 < count <= MAX_QUERIES:
                     program += [Op("attend", 3, 1)]
                 program += [Op("attend", 3, 0)]
             programs.append(program + neighbour[1:])
-    return programs
+    return [*programs, _long_decode(contract)]
+
+
+def _long_decode(contract: CacheContract) -> list[Op]:
+    """Return one long token by token continuation, each token looked at."""
+    room = contract.capacity_pages * contract.page_size
+    steps = min(room - 3, max(8 * contract.page_size + 3, 70), _LONG_DECODE)
+    return [Op("append", 3, min(3, room)), *([Op("append", 3, 1), Op("attend", 3, 0)] * max(0, steps))]
 
 
 def _ways(contract: CacheContract, length: int) -> list[list[int]]:
@@ -123,7 +166,10 @@ class _Writer:
         self.model = TokenModel(contract)
         self.program: list[Op] = []
         self.room = contract.capacity_pages
-        self.ballast = _ballast(contract) if rng.random() < weights["ballast"] else 0
+        many = rng.random() < weights["many"]
+        self.most = min(_MANY, max(_FEW, contract.capacity_pages - 2)) if many else _FEW
+        self.ids = (*_IDS, *_MORE_IDS) if many else _IDS
+        self.ballast = _ballast(contract) if rng.random() < weights["ballast"] and not many else 0
         self.step: Mapping[str, Callable[[], None]] = {
             "append": self._append,
             "attend": self._attend,
@@ -134,16 +180,57 @@ class _Writer:
 
     def write(self) -> list[Op]:
         """Return the program."""
-        names = ["append", "attend", *self.contract.operations]
-        shares = [self.weights[name] for name in names]
-        steps = self.rng.randrange(8, 36)
-        if self.ballast:  # high page numbers and a nearly full pool, without hundreds of steps
-            self._do(Op("append", _BALLAST_ID, self.rng.randrange(self.ballast // 2, self.ballast) + 1))
-        while len(self.program) < steps:
-            self.step[self.rng.choices(names, shares)[0] if self.model.sequences else "append"]()
+        if "free" in self.contract.operations and self.rng.random() < self.weights["cycles"]:
+            self._cycle()
+        elif self.most > _FEW:
+            self._populate()
+            self._random_steps(len(self.program) + self.rng.randrange(8, 30))
+            self._turn_over()
+        else:
+            if self.ballast:  # high page numbers and a nearly full pool, without hundreds of steps
+                self._do(Op("append", _BALLAST_ID, self.rng.randrange(self.ballast // 2, self.ballast) + 1))
+            self._random_steps(self.rng.randrange(8, 36))
         for seq in self.model.sequences:
             self.program.append(Op("attend", seq, 0))
         return self.program
+
+    def _random_steps(self, length: int) -> None:
+        names = ["append", "attend", *self.contract.operations]
+        shares = [self.weights[name] for name in names]
+        while len(self.program) < length:
+            self.step[self.rng.choices(names, shares)[0] if self.model.sequences else "append"]()
+
+    def _populate(self) -> None:
+        """Fill the cache with many sequences: forks of one parent more often than not, where there are forks."""
+        page, forks = self.contract.page_size, "fork" in self.contract.operations and self.rng.random() < 0.6
+        ids = self.rng.sample(self.ids, self.most)
+        self._do(Op("append", ids[0], self.rng.choice((1, page - 1, page, page + 1, 2 * page)) or 1))
+        for seq in ids[1:]:
+            if not forks or not self._do(Op("fork", ids[0], seq)):
+                self._do(Op("append", seq, self.rng.randrange(1, page + 1)))
+            elif self.rng.random() < 0.3:
+                self._do(Op("append", seq, 1))
+
+    def _turn_over(self) -> None:
+        """Free half of what is there, and give the room to others."""
+        if "free" in self.contract.operations:
+            for seq in self.rng.sample(list(self.model.sequences), len(self.model.sequences) // 2):
+                self._do(Op("free", seq))
+        for seq in self.rng.sample([seq for seq in self.ids if seq not in self.model.sequences], 5):
+            self._do(Op("append", seq, self.rng.randrange(1, self.contract.page_size + 2), True))
+
+    def _cycle(self) -> None:
+        """Append and free again and again beside one sequence that stays: counters of pages and requests run over."""
+        page = self.contract.page_size
+        self._do(Op("append", 0, page + 1))
+        for number in range(_CYCLES):
+            seq = self.rng.choice(self.ids[1:])
+            self._do(Op("append", seq, self.rng.randrange(1, 2 * page + 1)))
+            if number % 8 == 7:
+                self._look(seq)
+                self._do(Op("append", 0, 1))
+            if seq in self.model.sequences:
+                self._do(Op("free", seq))
 
     def _do(self, op: Op) -> bool:
         if not self.model.valid(op):
@@ -168,8 +255,8 @@ class _Writer:
             self.program.append(Op("attend", self._some(), 0))
 
     def _append(self) -> None:
-        fresh = not self.model.sequences or (len(self.model.sequences) < 6 and self.rng.random() < 0.35)
-        seq = self.rng.choice(_IDS) if fresh else self._some()
+        fresh = not self.model.sequences or (len(self.model.sequences) < self.most and self.rng.random() < 0.35)
+        seq = self.rng.choice(self.ids) if fresh else self._some()
         op = Op("append", seq, self._count(self.model.length(seq)), self.rng.random() < self.weights["loud"])
         if self._do(op) or self._do(Op("append", seq, 1, op.loud)):
             self._look(seq)
@@ -194,9 +281,9 @@ class _Writer:
         self._look(self._some())
 
     def _fork(self) -> None:
-        if len(self.model.sequences) >= 6:
+        if len(self.model.sequences) >= self.most:
             return self._free()
-        parent, child = self._some(), self.rng.choice([seq for seq in _IDS if seq not in self.model.sequences])
+        parent, child = self._some(), self.rng.choice([seq for seq in self.ids if seq not in self.model.sequences])
         if self._do(Op("fork", parent, child)):
             for seq in self.rng.sample((parent, child), 2):
                 if self.rng.random() < 0.7 and self._do(Op("append", seq, self.rng.choice((1, 1, 2, 3)))):

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_attnaccept.errors import AcceptanceFailure, CandidateError
+from pytest_attnaccept.errors import AcceptanceFailure, CandidateError, ContractError
 from pytest_attnaccept.state.cache_contract import CacheContract, CacheFactory
 from pytest_attnaccept.state.cache_reference import Attended, Bank, View, aimed_queries, attend64, visible
 from pytest_attnaccept.state.token_model import Op, TokenModel
 
 __all__ = ["Broken", "CacheReplay", "Observation", "run_program"]
 
+_POISON = {torch.float16: 64.0, torch.bfloat16: 1e3, torch.float32: 1e3, torch.float64: 1e3}
 _WIDTH = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
 
 
@@ -36,7 +37,8 @@ class Broken:
     Attributes
     ----------
     kind
-        "value", "form" (shape, dtype, NaN), "memory" (MemoryError with room left) or "exception".
+        "value", "form" (shape, dtype, NaN), "bits" (not equal to the declared twin), "memory" (MemoryError with room left)
+        or "exception".
     ratio
         value: worst deviation over its bound; else infinity.
     step
@@ -83,8 +85,12 @@ class CacheReplay:
         self.attended = 0
         self.refused = 0
         self.controls = [0, 0]
+        self.poisoned = 0
+        self.live = 0
         self._seed = seed
         self._cache: Any = factory()
+        self._twin: Any = None if contract.bitwise_to is None else contract.bitwise_to()
+        self._poison()
 
     def append(self, seq: int, count: int, *, loud: bool = False) -> None:
         """Append `count` tokens to `seq`."""
@@ -112,7 +118,7 @@ class CacheReplay:
             return self._attend(op, index)
         allowed = None
         try:
-            self._call(op)
+            self._call(op, self._cache)
         except MemoryError:
             allowed = self.model.may_refuse(op)
             if allowed:
@@ -121,8 +127,29 @@ class CacheReplay:
             return Broken(kind="memory", step=index, text=self._memory_text(op))
         except Exception as error:  # the candidate may raise anything; it is reported with its cause
             return Broken(kind="exception", step=index, text=f"{type(error).__name__}: {error}", error=error)
+        if self._twin is not None:
+            self._call_twin(op)
         self.model.apply(op)
+        self.live = max(self.live, len(self.model.sequences))
+        if op.name in ("free", "truncate"):
+            self._poison()
         return None
+
+    def _poison(self) -> None:
+        """Overwrite what belongs to no sequence, where the cache shows it: `unused_storage()` yields its tensors.
+
+        The poison is finite: a kernel may multiply a masked row by zero.
+        """
+        show = getattr(self._cache, "unused_storage", None)
+        for tensor in show() if callable(show) else ():
+            tensor.fill_(_POISON.get(tensor.dtype, 0.0))
+            self.poisoned += 1
+
+    def _call_twin(self, op: Op) -> None:
+        try:
+            self._call(op, self._twin)
+        except Exception as error:  # the twin is the user's; it is reported with its cause
+            raise ContractError(f"accept.cache: bitwise_to's cache raised {type(error).__name__}: {error}") from error
 
     def _remember_refusal(self, op: Op) -> None:
         self.refused += 1
@@ -131,7 +158,7 @@ class CacheReplay:
             after.apply(op)
             self.model.ghosts.append(("refused", op.seq, after.sequences[op.seq].tokens))
 
-    def _call(self, op: Op) -> None:
+    def _call(self, op: Op, cache: Any) -> None:
         if op.name == "append":
             start = self.model.next_token
             tokens = list(range(start, start + op.arg))
@@ -140,11 +167,11 @@ class CacheReplay:
             else:
                 self.bank.loud.difference_update(tokens)
             keys, values = self.bank.rows(tokens)
-            self._cache.append(op.seq, keys.to(self.device, copy=True), values.to(self.device, copy=True))
+            cache.append(op.seq, keys.to(self.device, copy=True), values.to(self.device, copy=True))
         elif op.name == "free":
-            self._cache.free(op.seq)
+            cache.free(op.seq)
         else:
-            getattr(self._cache, op.name)(op.seq, op.arg)
+            getattr(cache, op.name)(op.seq, op.arg)
 
     def _attend(self, op: Op, index: int) -> Broken | None:
         # Few heads aim at few tokens per call: they ask more often.
@@ -172,7 +199,21 @@ class CacheReplay:
         got = out.detach().to("cpu", torch.float64)
         want = self.expected(queries, tokens)
         self._control(queries, tokens, want)
-        return self._compare(Observation(seq=op.seq, queries=queries, out=got, want=want), index)
+        seen = Observation(seq=op.seq, queries=queries, out=got, want=want)
+        return self._compare(seen, index) or self._compare_bits(seen, out, index)
+
+    def _compare_bits(self, seen: Observation, out: torch.Tensor, index: int) -> Broken | None:
+        if self._twin is None:
+            return None
+        try:
+            other = self._twin.attend(seen.seq, seen.queries.to(self.device, copy=True))
+        except Exception as error:  # as in _call_twin
+            raise ContractError(f"accept.cache: bitwise_to's cache raised {type(error).__name__}: {error}") from error
+        if isinstance(other, torch.Tensor) and other.dtype == out.dtype and torch.equal(other, out):
+            return None
+        length = self.model.length(seen.seq)
+        text = f"attend({seen.seq}) of {length} tokens is within rounding, but not bit for bit what bitwise_to's cache gives"
+        return Broken(kind="bits", step=index, text=text)
 
     def expected(self, queries: torch.Tensor, tokens: Sequence[int], view: View | None = None) -> Attended:
         """Return the reference for `queries` as the last positions of `tokens`."""

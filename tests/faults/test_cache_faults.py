@@ -53,6 +53,14 @@ GOOD = {
         lambda: PagedCache(kv_heads=2, head_dim=16, page_size=4, capacity_tokens=96, dtype=torch.float16),
         {"dtype": "float16"},
     ),
+    "paged-bitwise": (
+        lambda: PagedCache(kv_heads=2, head_dim=16, page_size=4, capacity_tokens=96),
+        {"bitwise_to": ContiguousCache},
+    ),
+    "paged-roomy": (
+        lambda: PagedCache(kv_heads=2, head_dim=16, page_size=16, capacity_tokens=1024),
+        {"page_size": 16, "capacity_tokens": 1024},
+    ),
     "mqa": (
         lambda: PagedCache(kv_heads=1, head_dim=5, page_size=3, capacity_tokens=96),
         {"q_heads": 7, "kv_heads": 1, "head_dim": 5, "page_size": 3},

@@ -102,6 +102,78 @@ def test_sixteen_bit_models_pass(dtype, check):
         assert verdict(check, tiny_llama(seed=seed).to(dtype), seed) is Verdict.PASS
 
 
+def test_a_fault_of_the_baseline_is_not_the_candidates():
+    """Dynamic NTK is wrong behind the trained length in both: reported, and the two are compared with each other."""
+    row = next(row for row in BROKEN_MODELS if row.name == "dynamic_ntk")
+    measured = measure_model_state("chunked", row.model(), seed=0, baseline=row.model())
+    assert decide(measured, {}).verdict is Verdict.PASS
+    assert any(fact.name == "the baseline fails too" and "trained length" in fact.value for fact in measured.facts)
+    healthy = measure_model_state("chunked", row.model(), seed=0, baseline=tiny_llama())
+    assert decide(healthy, {}).verdict is Verdict.FAIL
+
+
+def test_what_was_certified_is_said():
+    measured = measure_model_state("chunked", tiny_llama(), seed=0, baseline=tiny_llama())
+    assert "certified to 137 tokens" in decide(measured, {}).headline
+    assert "against the baseline" in measured.resolution
+    alone = measure_model_state("chunked", tiny_llama(), seed=0)
+    assert "against the model itself only" in alone.resolution
+
+
+def test_each_side_runs_inside_its_own_context():
+    from contextlib import contextmanager
+
+    model, inside = tiny_llama(), []
+
+    @contextmanager
+    def candidate():
+        scale = [layer.self_attn.scaling for layer in model.model.layers]
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 1.5 * scale[0]
+        inside.append("candidate")
+        try:
+            yield
+        finally:
+            for layer, kept in zip(model.model.layers, scale, strict=True):
+                layer.self_attn.scaling = kept
+
+    measured = measure_model_state("chunked", model, seed=0, baseline=model, running=candidate)
+    assert inside == ["candidate"]
+    assert decide(measured, {}).verdict is Verdict.FAIL
+    assert all("against the baseline" in gate.name for gate in measured.gates if gate.value > gate.limit)
+
+
+def test_a_shared_pool_is_not_overwritten_with_the_swapped_request():
+    """Caches whose tensors lie in one pool: swapping one of them out must not be tested by destroying the others."""
+    model, pool = tiny_llama(), torch.zeros(64, 2, 256, 8)
+
+    class Pooled(transformers.DynamicCache):
+        taken = 0
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.place, Pooled.taken = Pooled.taken % 8 * 8, Pooled.taken + 1
+
+        def update(self, keys, values, layer, *args, **kwargs):
+            got = super().update(keys, values, layer, *args, **kwargs)
+            views = []
+            for number, states in enumerate(got):
+                view = pool[self.place + 2 * layer + number][None, :, : states.shape[2]]
+                view.copy_(states)
+                views.append(view)
+            self.layers[layer].keys, self.layers[layer].values = views
+            return tuple(views)
+
+        def __deepcopy__(self, memo):
+            twin = Pooled(config=model.config)
+            for number, layer in enumerate(self.layers):
+                transformers.DynamicCache.update(twin, layer.keys.clone(), layer.values.clone(), number)
+            return twin
+
+    got = measure_model_state("preempt", model, seed=0, cache=lambda: Pooled(config=model.config))
+    assert decide(got, {}).verdict is Verdict.PASS, got
+
+
 def test_a_model_that_ignores_its_context_is_invalid():
     model = tiny_llama()
     with torch.no_grad():

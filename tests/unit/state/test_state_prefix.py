@@ -1,12 +1,22 @@
 """Prefix caches: the oracle's bounds and rows, the collisions that are claimed, and what a measurement says."""
 
+import hashlib
+import json
+import zlib
+
 import pytest
 import torch
 
 from fixtures.broken.prefix_caches import FetchGivesPoolView, NeverMatches, NoParentInKey, keyed
 from fixtures.good.prefix_caches import BlockHashPrefixCache, RadixPrefixCache, TablePrefixCache
 from pytest_attnaccept.errors import AcceptanceFailure, CandidateError, ContractError
-from pytest_attnaccept.state.collisions import _SHORT_HASHES, colliding_identities, colliding_pairs, wide_pairs
+from pytest_attnaccept.state.collisions import _SHORT_HASHES, colliding_pairs, wide_pairs
+from pytest_attnaccept.state.identities import (
+    HASHED_VALUES,
+    colliding_identities,
+    colliding_serializations,
+    typed_identities,
+)
 from pytest_attnaccept.state.prefix import PREFIX_CHECKS, make_prefix_contract, measure_prefix_cache
 from pytest_attnaccept.state.prefix_oracle import Entry, PrefixOracle, common_length
 from pytest_attnaccept.taxonomy import Verdict
@@ -100,20 +110,97 @@ def test_pairs_really_collide():
             assert values[0] == values[1], (count, base)
 
 
-def test_wide_pairs_collide_under_the_tuple_hash():
-    (pair,) = wide_pairs()
-    assert pair.one != pair.other
-    assert hash(pair.one[:2]) == hash(pair.other[:2])
+@pytest.mark.parametrize("block", [1, 4, 16])
+def test_wide_pairs_collide_under_the_tuple_hash(block):
+    pairs = wide_pairs(block)
+    assert len(pairs) == (2 if block <= 2 else 1)
+    for pair in pairs:
+        assert pair.one != pair.other
+        assert hash(pair.one[:-1]) == hash(pair.other[:-1])
+        assert len(pair.one) > block
+
+
+KEYS = ("adapter", "image", "tenant")
 
 
 def test_identities_differ_and_have_all_keys():
-    keys = ("adapter", "image", "tenant")
-    seen = list(colliding_identities(keys))
+    seen = list(colliding_identities(KEYS))
     for one, other, why in seen:
-        assert tuple(one) == tuple(other) == keys
+        assert tuple(one) == tuple(other) == KEYS
         assert one != other, why
         assert all(isinstance(value, str) for value in (*one.values(), *other.values()))
     assert len(seen) > 60
+
+
+def test_typed_identities_differ_for_python():
+    seen = list(typed_identities(KEYS))
+    assert len(seen) > 50
+    for one, other, why in seen:
+        assert one != other, why
+        assert tuple(sorted(one.items(), key=repr)) != tuple(sorted(other.items(), key=repr)), why
+
+
+def test_stored_values_really_collide():
+    functions = {
+        "CRC-32": lambda v: zlib.crc32(v),
+        "first 48 bits of the SHA-256": lambda v: hashlib.sha256(v).digest()[:6],
+        "last 40 bits of the SHA-256": lambda v: hashlib.sha256(v).digest()[-5:],
+        "first 48 bits of the MD5": lambda v: hashlib.md5(v).digest()[:6],
+        "last 40 bits of the MD5": lambda v: hashlib.md5(v).digest()[-5:],
+        "Adler-32, sums": lambda v: zlib.adler32(v),
+        "a polynomial hash modulo 32 bits": lambda v: sum(c * 31**place for place, c in enumerate(v)) % 2**32,
+    }
+    assert set(functions) == {why for why, _, _ in HASHED_VALUES}
+    for why, one, other in HASHED_VALUES:
+        assert one != other
+        assert functions[why](one.encode()) == functions[why](other.encode()), why
+
+
+@pytest.mark.parametrize("keys", [KEYS, ("salt",)])
+def test_serializations_are_found_for_any_attributes(keys):
+    pairs = list(colliding_serializations(keys))
+    assert len(pairs) == 5
+    one, other, why = pairs[0]
+    assert "JSON" in why
+    digests = {hashlib.sha256(json.dumps(side, sort_keys=True).encode()).digest()[:4] for side in (one, other)}
+    assert len(digests) == 1
+    assert list(colliding_serializations(())) == []
+
+
+def test_identities_that_are_not_strings_may_be_refused():
+    class Strings(RadixPrefixCache):
+        def root(self, identity):
+            return super().root({key: identity[key].encode() for key in KEYS})
+
+    measured = measure("identity", Strings)
+    assert not failed(measured)
+    assert not measured.refusals
+    refused = {fact.name: fact.value for fact in measured.facts}["identities of other types"]
+    assert "refused" in refused
+    assert "AttributeError" in refused
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        lambda identity: tuple(sorted(identity.items())),
+        lambda identity: frozenset(identity.items()),
+        lambda identity: json.dumps(dict(identity), sort_keys=True),
+        lambda identity: repr(sorted(identity.items())),
+        lambda identity: hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest(),
+        lambda identity: tuple(identity[key] for key in KEYS),
+    ],
+    ids=["items", "set", "json", "repr", "sha", "values"],
+)
+def test_usual_ways_to_tell_identities_apart_are_right(owner):
+    class Keyed(RadixPrefixCache):
+        def root(self, identity):
+            return super().root({"owner": owner(identity)})
+
+    for check in ("identity", "programs"):
+        measured = measure(check, Keyed)
+        assert not failed(measured), measured.gates
+        assert not measured.refusals
 
 
 def test_one_attribute_is_enough():
@@ -228,7 +315,9 @@ def test_tokens_beyond_32_bits_may_be_refused():
 
     measured = measure("collisions", Narrow)
     assert not failed(measured)
-    assert {fact.name: fact.value for fact in measured.facts}["tokens of 61 bits"].startswith("refused")
+    assert {fact.name: fact.value for fact in measured.facts}[
+        "tokens of 61 bits"
+    ] == "4 of 4 programs refused (RuntimeError)"
 
 
 def test_a_bounded_cache_may_forget_in_a_crowd():
