@@ -21,7 +21,10 @@ from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import tensors_of
 from pytest_attnaccept.errors import CandidateError, ContractError
 
-__all__ = ["PATTERNS", "Pattern", "State", "extend", "fork", "greedy", "padded_away", "parse_pattern", "prefill", "teacher_forced"]
+__all__ = [
+    *("PATTERNS", "Pattern", "State", "extend", "fork", "greedy", "padded_away", "parse_pattern", "prefill"),
+    "teacher_forced",
+]
 
 
 PATTERNS = (
