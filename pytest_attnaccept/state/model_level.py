@@ -25,6 +25,7 @@ from pytest_attnaccept.state.model_runs import (
     ModelRun,
     Shift,
     allowed_share,
+    position_limit,
     rotary_limit,
 )
 from pytest_attnaccept.state.model_ways import WAYS, Absent
@@ -147,7 +148,7 @@ def _shifts(check: str, run: ModelRun, length: int) -> list[Shift]:
     if check == "baseline":
         return list(_own_forwards(run, length))
     shifts = list(WAYS[check](run, length))
-    longer = min(LONGER, (rotary_limit(run.model) or LONGER + 8) - 8)
+    longer = min(LONGER, (position_limit(run.model) or LONGER + 8) - 8)
     if check in _TWICE and longer >= 2 * length:
         again = WAYS[check](run, longer)
         shifts += [replace(shift, name=f"{shift.name} (request of {longer})") for shift in again]

@@ -27,6 +27,7 @@ __all__ = [
     "allowed_share",
     "copy_cache",
     "has_sliding",
+    "position_limit",
     "rotary_limit",
     "text_config",
 ]
@@ -66,6 +67,14 @@ def rotary_limit(model: Any) -> int | None:
     if parameters is None and getattr(config, "rope_theta", None) is None:
         return None
     return int(getattr(config, "max_position_embeddings", 2048))
+
+
+def position_limit(model: Any) -> int | None:
+    """Return how many positions the model has a number for (learned ones end there), or None when it says nothing."""
+    config = text_config(model)
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    found = [value for name in names if isinstance(value := getattr(config, name, None), int) and value > 0]
+    return min(found, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
