@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import context_tokens, documents
+from pytest_attnaccept.checks.model_decode import batch_gates, decode_gates
 from pytest_attnaccept.checks.model_evidence import (
     indistinguishable,
     longest_context,
@@ -20,13 +21,12 @@ from pytest_attnaccept.checks.model_evidence import (
     pattern_of,
     soundness_fact,
 )
+from pytest_attnaccept.checks.model_hidden import kept_outside, not_read
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_storage import (
     Moment,
-    bypassed_layers,
     gates_of,
     kept_original,
-    kept_outside,
     moments,
     unreadable,
 )
@@ -65,12 +65,15 @@ def measure(session: ModelSession, params: Params) -> Measured:
     weights = weight_report(session)
     refusals = (*_refusals(session, given, row, context, base, found), *weights.refusals)
     gates: tuple[Gate, ...] = ()
+    facts = _facts(session, base, found, context)
     # A run that proves nothing carries no gate: a failing one would outrank the reason why it proves nothing.
     if not any(refusal.verdict is Verdict.INVALID for refusal in refusals):
-        gates = (*gates_of(session, base, found, context, continuation), *weights.gates)
+        decoded, batched = decode_gates(session, row, context), batch_gates(session, row, context, step)
+        gates = (*gates_of(session, base, found, context), *weights.gates, *decoded[0], *batched[0])
+        facts += [*decoded[1], *batched[1]]
     return Measured(
         gates=gates,
-        facts=(*_facts(session, base, found, context), *weights.facts, soundness_fact(session, session.baseline)),
+        facts=(*facts, *weights.facts, soundness_fact(session, session.baseline)),
         refusals=refusals,
         data_digest=data.digest,
         details={
@@ -105,11 +108,10 @@ def _refusals(
     if refusals or not session.claim.about_kv:
         return tuple(refusals)
     pattern = pattern_of(session, session.candidate, "one-shot", step)
-    unread = bypassed_layers(session.candidate, row, context, pattern)
+    plain = pattern_of(session, session.baseline, "one-shot", step)
+    unread = not_read(session, row, context, (plain, pattern))
     if unread:
-        refusals.append(
-            _invalid(f"the continuation bypasses the cache: damaging what layer {unread} stores changes no logit")
-        )
+        refusals.append(_invalid(unread))
     for name, pair in found.items():
         words = kept_original(session.claim, base, pair)
         if words:

@@ -1,9 +1,8 @@
-"""The measurements behind `footprint`: storage at two moments, limits from the claim, and whether the cache is read."""
+"""The measurements behind `footprint`: storage at two moments and the limits that the claim gives it."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.storage import LayerStorage, layer_storage, live_storages, tensors_of
-from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, prefill
+from pytest_attnaccept.engines.storage import LayerStorage, layer_storage
+from pytest_attnaccept.engines.through_cache import Pattern, State, extend, prefill
 from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.measurement import Threshold
 from pytest_attnaccept.methods.claims import Claim
@@ -20,12 +19,10 @@ from pytest_attnaccept.methods.claims import Claim
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Moment", "bypassed_layers", "gates_of", "kept_original", "kept_outside", "moments", "unreadable"]
+__all__ = ["Moment", "gates_of", "kept_original", "moment", "moments", "unreadable"]
 
 # derived: one float32 score and one int32 position per entry and KV head is all the bookkeeping an eviction needs
 _BOOKKEEPING_BYTES = 8
-# policy: a quarter of the baseline's cache outside the cache is no rounding of an allocator, it is a copy
-_OUTSIDE_SHARE = 0.25
 # policy: a quarter of the promise is less than any honest format stores (2-bit codes are .6 of what their claim allows)
 _READABLE_SHARE = 0.25
 _FEW_ENTRIES = 16  # below, rounding of a window by one entry is a large share
@@ -38,6 +35,7 @@ class Moment:
     words: str
     tokens: int
     layers: tuple[LayerStorage, ...]
+    rows: int = 1
 
     @property
     def total_bytes(self) -> int:
@@ -53,12 +51,13 @@ def moments(side: Side, row: Tensor, context: int, pattern: Pattern) -> tuple[Mo
     """Return what `side` stores right after the context (before any question) and after the last token."""
     with side.running():
         state = prefill(side, row[:, :context], pattern)
-        first = _moment(side, state, "after the context, before the question")
+        first = moment(side, state, "after the context, before the question")
         extend(side, state, row[:, context:])
-        return first, _moment(side, state, "after the last token")
+        return first, moment(side, state, "after the last token")
 
 
-def _moment(side: Side, state: State, words: str) -> Moment:
+def moment(side: Side, state: State, words: str, rows: int = 1) -> Moment:
+    """Return what the cache of `state` holds now; `words` says when that is."""
     layers = layer_storage(state.cache)
     declared = side.around.kv_footprint
     if declared is not None:
@@ -66,7 +65,7 @@ def _moment(side: Side, state: State, words: str) -> Moment:
             layers = _declared(declared(state.cache), layers)
         except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
             raise CandidateError(f"kv_footprint of the {side.name} raised {type(error).__name__}: {error}") from error
-    return Moment(words=words, tokens=state.seen, layers=tuple(layers))
+    return Moment(words=words, tokens=state.seen, layers=tuple(layers), rows=rows)
 
 
 def _declared(claimed: Any, read: list[LayerStorage]) -> list[LayerStorage]:
@@ -80,20 +79,18 @@ def _declared(claimed: Any, read: list[LayerStorage]) -> list[LayerStorage]:
 
 def gates_of(
     session: ModelSession,
-    base: tuple[Moment, Moment],
-    found: Mapping[str, tuple[Moment, Moment]],
+    base: Sequence[Moment],
+    found: Mapping[str, Sequence[Moment]],
     context: int,
-    continuation: int,
 ) -> Iterator[Threshold]:
     """Yield one entry gate and one byte gate per pattern and moment: the worst layer decides."""
     for name, pair in found.items():
-        for moment, reference in zip(pair, base, strict=True):
-            extra = moment.tokens - context
-            entries = session.claim.entries(context, extra)
-            where = f"{name}, {moment.words}"
-            if any(layer.entries is not None for layer in moment.layers):
-                yield _entry_gate(session.claim, moment, reference, entries, where)
-            yield _byte_gate(session, moment, reference, entries, where)
+        for held, reference in zip(pair, base, strict=True):
+            entries = session.claim.entries(context, held.tokens - context)
+            where = f"{name}, {held.words}"
+            if any(layer.entries is not None for layer in held.layers):
+                yield _entry_gate(session.claim, held, reference, entries, where)
+            yield _byte_gate(session, held, reference, entries, where)
 
 
 def _grows(layer: LayerStorage, tokens: int) -> bool:
@@ -125,7 +122,7 @@ def _byte_gate(session: ModelSession, moment: Moment, reference: Moment, entries
     """Compare the bytes of the worst layer with its limit, as a share of the baseline's bytes."""
     worst = (-1.0, 1.0, "no layer")
     pairs = _paired_layers(moment, reference, one_by_one=session.claim.per_layer)
-    limits = [_byte_limit(session, base, reference.tokens, entries) for base in reference.layers]
+    limits = [_byte_limit(session, base, reference.tokens, entries, moment.rows) for base in reference.layers]
     if len(pairs) != len(limits) or not session.claim.per_layer:
         limits = [sum(limits)]
     for number, ((layer, base), limit) in enumerate(zip(pairs, limits, strict=True)):
@@ -151,7 +148,7 @@ def _paired_layers(
     return [(total, LayerStorage(entries=grown or None, storage_bytes=reference.total_bytes, coded=False))]
 
 
-def _byte_limit(session: ModelSession, base: LayerStorage, tokens: int, entries: int) -> float:
+def _byte_limit(session: ModelSession, base: LayerStorage, tokens: int, entries: int, rows: int = 1) -> float:
     if not _grows(base, tokens) or not session.claim.about_kv:
         return float(base.storage_bytes)
     model_bits = torch.finfo(next(session.baseline.model.parameters()).dtype).bits
@@ -160,7 +157,7 @@ def _byte_limit(session: ModelSession, base: LayerStorage, tokens: int, entries:
     coded = per_entry * session.claim.stored_bits(model_bits) / model_bits
     config = session.baseline.model.config.get_text_config(decoder=True)
     heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return full * per_entry + (entries - full) * coded + entries * heads * _BOOKKEEPING_BYTES
+    return full * per_entry + (entries - full) * coded + entries * heads * rows * _BOOKKEEPING_BYTES
 
 
 def kept_original(claim: Claim, base: tuple[Moment, Moment], found: tuple[Moment, Moment]) -> str:
@@ -188,63 +185,4 @@ def unreadable(session: ModelSession, base: Moment, moment: Moment) -> str:
     return (
         f"only {moment.total_bytes} bytes of the cache can be read where {session.claim.source} keeps about {promised:.0f}:"
         " declare what is really kept, or kv_footprint=... for storage that is not in tensors"
-    )
-
-
-def bypassed_layers(side: Side, row: Tensor, context: int, pattern: Pattern) -> list[int]:
-    """Return the layers whose stored values can be damaged without changing any logit of the continuation."""
-    unread: list[int] = []
-    with side.running():
-        state = prefill(side, row[:, :context], pattern)
-        expected = extend(side, fork(side, state), row[:, context : context + 1], step=1)
-        layers = list(getattr(state.cache, "layers", None) or [])
-        for number in range(max(1, len(layers))):
-            copy = fork(side, state)
-            target = copy.cache.layers[number] if layers else copy.cache
-            if not _damage(target):
-                continue
-            try:
-                seen = extend(side, copy, row[:, context : context + 1], step=1)
-            except Exception:  # damaged values may well make the candidate raise: then they are read
-                continue
-            if torch.equal(seen, expected):
-                unread.append(number)
-    return unread
-
-
-def _damage(target: object) -> bool:
-    """Change every stored value in place; returns whether there was anything to change."""
-    touched = False
-    for tensor in list(tensors_of(target)):
-        if tensor.numel() < 2 or tensor.dtype in (torch.int64, torch.int32, torch.bool):
-            continue  # counters and indices: damaging them breaks the cache instead of its contents
-        if tensor.dtype in (torch.uint8, torch.int8):
-            tensor.bitwise_xor_(0x55)
-        elif tensor.dtype.is_floating_point and tensor.element_size() > 1:
-            tensor.mul_(-1).add_(tensor.float().std(unbiased=False).to(tensor.dtype))
-        else:
-            tensor.view(torch.uint8).bitwise_xor_(0x55)
-        touched = True
-    return touched
-
-
-def kept_outside(session: ModelSession, row: Tensor, context: int, pattern: Pattern, base: Moment) -> str:
-    """Say so when a run leaves tensors behind that are neither in the cache nor in the model."""
-    side = session.candidate
-    with side.running():
-        gc.collect()
-        before = live_storages()
-        state = prefill(side, row[:, :context], pattern)
-        state.last = None
-        gc.collect()
-        inside = {t.untyped_storage().data_ptr() for t in tensors_of(state.cache)}
-        inside.add(state.source.untyped_storage().data_ptr())
-        now = live_storages()
-    grown = sum(size for where, size in now.items() if where not in before and where not in inside)
-    limit = _OUTSIDE_SHARE * base.total_bytes
-    if grown <= limit:
-        return ""
-    return (
-        f"keeps {grown} bytes outside of the cache that it shows (the baseline's cache is {base.total_bytes} bytes):"
-        " what was dropped is still stored"
     )

@@ -1,0 +1,125 @@
+"""`footprint`, continued: what a long decode and a batch of two rows store and answer, measured once each.
+
+A method that stops evicting after some tokens, loses its positions there, or mixes the rows of a batch looks right in short
+runs of one row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.model_storage import Moment, gates_of, moment
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.through_cache import Pattern, extend, prefill
+from pytest_attnaccept.errors import CandidateError
+from pytest_attnaccept.measurement import Fact, Gate, Threshold
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["DECODED", "batch_gates", "decode_gates"]
+
+DECODED = 160  # tokens, one per call: longer than residual windows and eviction intervals of 32, 64 and 128
+_STOPS = (32, 96, DECODED)
+_LEAST_CONTEXT = 32
+_WINDOW = 32  # tokens at either end of the decode that are compared
+# policy: a nat per token is a lost continuation; a method that costs that much from the start may cost four times as much
+_LOST, _DRIFT = 1.0, 4.0
+# policy, (share of what the method itself changes, nats): a choice of entries may flip at single near ties; two draws (of a
+# random choice, or of rounding where rows share a scale: transformers' fp8 cache shows .0012 nats) differ by up to twice what
+# one differs from the baseline. measured: our own rows differ by less than 1e-6
+_ROWS_CHOICE, _ROWS_DRAWS = (0.25, 1e-4), (2.0, 1e-2)
+
+
+def decode_gates(session: ModelSession, row: Tensor, context: int) -> tuple[list[Gate], list[Fact]]:
+    """Decode 160 tokens one by one: storage after 32, 96 and 160 of them, and whether the last ones are still followed."""
+    length = _decode_context(session, context)
+    ids = row.repeat(1, 1 + (length + DECODED) // row.shape[1])[:, : length + DECODED]
+    one = Pattern(name="decode", prefill=None, step=1, multi=False)
+    base: list[Moment] = []
+    found: list[Moment] = []
+    kept: list[Tensor] = []
+    with session.candidate.running():
+        state = prefill(session.candidate, ids[:, :length], one)
+        for start, stop in itertools.pairwise((0, *_STOPS)):
+            kept.append(extend(session.candidate, state, ids[:, length + start : length + stop]))
+            found.append(moment(session.candidate, state, f"after {stop} decoded tokens"))
+    with session.baseline.running():
+        for stop in _STOPS:
+            base.append(_whole(session, ids[:, : length + stop]))
+        state = prefill(session.baseline, ids[:, :length], one)
+        plain = extend(session.baseline, state, ids[:, length:], step=_step(session))
+    gates: list[Gate] = list(gates_of(session, base, {"decode": found}, length))
+    change = _divergence(torch.cat(kept, dim=1), plain)
+    if change is not None:
+        first, last = float(change[:, :_WINDOW].mean()), float(change[:, -_WINDOW:].mean())
+        gates.append(Threshold(
+            name="decode_drift", value=last, limit=max(_LOST, _DRIFT * first), unit="nats/token (KL)", n=_WINDOW,
+            where=f"tokens {DECODED - _WINDOW} to {DECODED} of the decode; the first {_WINDOW}: {first:.3g}",
+            origin="policy: one nat per token is a lost continuation",
+            seems="the method breaks while decoding",
+        ))  # fmt: skip
+    return gates, [Fact(name="decoded_tokens", value=DECODED)]
+
+
+def _decode_context(session: ModelSession, context: int) -> int:
+    """Return a context that leaves room for the decode inside of the trained length, where there is room."""
+    limit = session.trained_length or context + DECODED
+    return max(_LEAST_CONTEXT, min(context, limit - DECODED))
+
+
+def _step(session: ModelSession) -> int:
+    return pattern_of(session, session.baseline, "one-shot", DECODED).step
+
+
+def _whole(session: ModelSession, ids: Tensor) -> Moment:
+    pattern = pattern_of(session, session.baseline, "one-shot", 1)
+    return moment(session.baseline, prefill(session.baseline, ids, pattern), "")
+
+
+def _divergence(found: Tensor, base: Tensor) -> Tensor | None:
+    """Return KL(base || found) per token, (batch, tokens), or None for another vocabulary."""
+    if found.shape != base.shape:
+        return None
+    p, q = (torch.log_softmax(x.float(), dim=-1) for x in (base, found))
+    return kl_div(q, p, log_target=True, reduction="none").sum(-1)
+
+
+def batch_gates(session: ModelSession, row: Tensor, context: int, step: int) -> tuple[list[Gate], list[Fact]]:
+    """Run two texts as one batch and one by one: storage of the batch, and rows that must not notice each other."""
+    rows = torch.cat([row, row.roll(row.shape[1] // 2, dims=1)])
+    name = "batch of 2"
+    try:
+        together, held = _run(session, session.candidate, rows, context, step)
+    except CandidateError as error:
+        return [], [Fact(name="batch", value=f"the candidate takes one row only: {error}")]
+    first, again, second = (_run(session, session.candidate, rows[n : n + 1], context, step)[0] for n in (0, 0, 1))
+    alone = torch.cat([first, second])
+    rounds = any(claim.bits is not None or claim.always for claim in session.claims)
+    factor, floor = _ROWS_CHOICE if torch.equal(first, again) and not rounds else _ROWS_DRAWS
+    plain, reference = _run(session, session.baseline, rows, context, step)
+    gates: list[Gate] = list(gates_of(session, (reference,), {name: (held,)}, context))
+    gap, own = _divergence(together, alone), _divergence(alone, plain)
+    if gap is not None:
+        change = float(own.mean()) if own is not None else 0.0
+        worst = gap.mean(dim=1)
+        gates.append(Threshold(
+            name="batch_rows", value=float(worst.max()), limit=max(floor, factor * change),
+            unit="nats/token (KL)", n=int(gap.numel()), where=f"row {int(worst.argmax())} of 2, against the row alone",
+            origin=f"policy: {factor:g} times what the method itself changes (2: it rounds, or repeated runs differ)",
+            seems="rows of a batch notice each other",
+        ))  # fmt: skip
+    return gates, [Fact(name="batch", value=name)]
+
+
+def _run(session: ModelSession, side: Side, rows: Tensor, context: int, step: int) -> tuple[Tensor, Moment]:
+    with side.running():
+        state = prefill(side, rows[:, :context], pattern_of(session, side, "one-shot", step))
+        logits = extend(side, state, rows[:, context:])
+        return logits, moment(side, state, "after the last token", rows=rows.shape[0])
