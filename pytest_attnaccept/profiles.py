@@ -38,7 +38,7 @@ _CHECKS = {
     "footprint": ("tier",),
     "divergence": ("documents", "tier", "continuation", "patterns", "screen"),
     "perplexity": ("documents", "tier", "continuation", "patterns", "screen"),
-    "needle": ("tiers", "contexts", "questions_per_context", "depths", "patterns", "screen"),
+    "needle": ("tiers", "contexts", "questions_per_context", "depths", "patterns", "screen", "question_first"),
     "budget-curve": ("budgets", "tier", "contexts", "questions_per_context"),
     "length-curve": ("lengths", "operating", "contexts", "beyond", "questions_per_context", "documents"),
     "controls": ("tier", "contexts", "questions_per_context"),

@@ -99,7 +99,9 @@ def _averaged(parts: list[Measured], items: list[int]) -> tuple[Fact, ...]:
     values = [{f.name: f.value for f in part.facts} for part in parts]
     facts: list[Fact] = []
     asked = sum(items)
-    for fact in parts[-1].facts:
+    named = {f.name for f in parts[-1].facts}
+    once = [f for f in parts[0].facts if f.name not in named]  # measured with the first part only
+    for fact in (*parts[-1].facts, *once):
         each = [v.get(fact.name) for v in values]
         numbers = [v for v in each if isinstance(v, float)]
         if fact.name.startswith(_MEANS) and len(numbers) == len(items) and asked > 0:

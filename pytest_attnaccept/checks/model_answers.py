@@ -24,7 +24,7 @@ from pytest_attnaccept.tasks import Question, TaskItem
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Answer", "answers", "answers_in", "right"]
+__all__ = ["Answer", "answers", "answers_in", "right", "share_right_with_question_first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +110,26 @@ def _remembered(
         else:
             held[asked] = known
     return [[_read(values) for values in row] for row in known.tolist()]
+
+
+def share_right_with_question_first(session: ModelSession, side: Side, items: Sequence[TaskItem]) -> float:
+    """Return the share of right answers when the compressor has seen the question: the easier problem, for a label.
+
+    Context and question are one text that is compressed; the last token of the question and the answer follow.
+    """
+    tokenizer, found, asked = side.loaded.tokenizer, 0, 0
+    how = pattern_of(session, side, "one-shot", 1)
+    for item in items:
+        for question in item.questions:
+            whole = encode(tokenizer, item.context) + encode(tokenizer, question.prompt)
+            row = to_row(side.loaded, whole)
+            with side.running():
+                state = prefill(side, row[:, :-1], how)
+                extend(side, state, row[:, -1:])
+                made = greedy(side, state, question.max_new_tokens)
+            found += question.answer.strip() in tokenizer.decode(made[0].tolist())
+            asked += 1
+    return found / asked
 
 
 def _read(values: Sequence[float]) -> Answer:

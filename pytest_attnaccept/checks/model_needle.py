@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_attnaccept.checks.model_answers import Answer, answers, right
+from pytest_attnaccept.checks.model_answers import Answer, answers, right, share_right_with_question_first
 from pytest_attnaccept.checks.model_data import context_tokens, encode
 from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_losses import of_scores
@@ -38,6 +38,7 @@ DEFAULTS: Mapping[str, object] = {
     "score": "generated",  # or "teacher_forced": what the gate compares; the other is reported
     "patterns": ("one-shot",),  # each has a gate of its own, or with `screen` only the worst one
     "screen": None,  # contexts on which the patterns are screened
+    "question_first": None,  # contexts that are also asked with the question inside the compressed text; never gated
     "depths": 5,  # strata of the table in the details
 }
 
@@ -68,6 +69,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
         )  # fmt: skip
         # Equal NLL to the last bit on every answer: nothing in the cache differed.
         identical = identical or [a.nll for row in base for a in row] == [a.nll for row in cand for a in row]
+    facts += _question_first(session, given, items)
     digest = hashlib.sha256("".join(item.digest for item in items).encode()).hexdigest()[:16]
     return Measured(
         gates=tuple(gates),
@@ -166,6 +168,22 @@ def _facts(base: Sequence[Sequence[Answer]], cand: Sequence[Sequence[Answer]], p
         facts.append(Fact(name=f"{side}_answer_nll{suffix}", value=nll, unit="nats/token"))
         facts.append(Fact(name=f"{side}_answer_rank{suffix}", value=round(rank, 2), unit="place of the token"))
     return facts
+
+
+def _question_first(session: ModelSession, given: Params, items: Sequence[TaskItem]) -> list[Fact]:
+    """Report what both sides answer when the compressor has seen the question; a fact, so it can lift no verdict."""
+    count = given.optional_integer("question_first")
+    if count is None or given.integer("first", 0, low=0):
+        return []
+    asked, label = items[:count], "share of answers, question inside the compressed text (easier; not gated)"
+    return [
+        Fact(
+            name=f"question_first_{side.name}",
+            value=round(share_right_with_question_first(session, side, asked), 4),
+            unit=label,
+        )
+        for side in (session.baseline, session.candidate)
+    ]
 
 
 def _by_depth(

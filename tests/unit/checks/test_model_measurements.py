@@ -95,3 +95,14 @@ def test_facts_of_a_sample_measured_in_looks_are_means_over_all_of_it(toy):
     assert n > 2
     for name in ("baseline_generated", "candidate_generated", "candidate_teacher_forced"):
         assert facts(looked)[name] == pytest.approx(facts(whole)[name], abs=1e-3)
+
+
+def test_a_question_inside_the_compressed_text_is_reported_and_lifts_no_verdict(toy):
+    with opened(toy, "snapkv", kv_budget=0.5) as session:
+        plain = session.measure("needle-1x", {"contexts": 8})
+        labelled = session.measure("needle-1x", {"contexts": 8, "question_first": 8})
+    label = {f.name: f.unit for f in labelled.facts}["question_first_candidate"]
+    assert facts(labelled)["question_first_candidate"] > facts(labelled)["candidate_generated"]
+    assert "not gated" in label
+    assert labelled.gates == plain.gates
+    assert labelled.refusals == plain.refusals
