@@ -13,13 +13,14 @@ Positions
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.taxonomy import Kind
 
-__all__ = ["ROWS", "Row", "lossy_of", "required_rows", "severity", "wanted_rows"]
+__all__ = ["ROWS", "Row", "combinations", "lossy_of", "required_rows", "severity", "wanted_rows"]
 
 ROWS = ("required", "pairwise", "full")
 Options = Mapping[str, Mapping[str, StackEntry | None]]
@@ -91,6 +92,11 @@ def wanted_rows(rows: str, factors: Options, ships: Mapping[str, tuple[StackEntr
 def lossy_key(stack: Sequence[StackEntry]) -> frozenset[tuple[str, str | None]]:
     """Return what two stacks share that lose the same: their lossy members."""
     return frozenset((e.label, e.checkpoint) for e in lossy_of(stack))
+
+
+def combinations(factors: Options) -> int:
+    """Return how many combinations the options have, off included."""
+    return math.prod(len(_with_off(options)) for options in factors.values())
 
 
 def _product(factors: Options) -> Iterator[tuple[str, ...]]:

@@ -19,15 +19,16 @@ from pytest_attnaccept.errors import SchemaError, UnknownNameError
 from pytest_attnaccept.fingerprint import digest_of
 from pytest_attnaccept.matrix import slug
 from pytest_attnaccept.profiles import Limit, parse_data, parse_limits, parse_max_tokens
-from pytest_attnaccept.protocol import StackEntry
+from pytest_attnaccept.protocol import DRAFTED, StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
-from pytest_attnaccept.rows import ROWS, Row, wanted_rows
+from pytest_attnaccept.rows import ROWS, Row, combinations, wanted_rows
 from pytest_attnaccept.strict_yaml import Node, load
 
 __all__ = ["Suite", "SuiteCell", "load_suite"]
 
 _KEYS = ("schema", "title", "profile", "models", "factors", "ships", "rows", "limits", "data", "max_tokens", "logs")
 _MODEL_KEYS = ("spec", "revision", "dtype", "device_map", "attn_implementation", "trust_remote_code", "tokenizer")
+_MOST_ROWS = 1024  # policy: nobody waits for more, and a typing mistake should not either
 _LOG_KEYS = ("baseline", "candidate", "metric", "method", "margin", "origin")
 
 
@@ -111,6 +112,8 @@ def _cells(node: Node, registry: Registry) -> tuple[SuiteCell, ...]:
     stacks = {name: _stack(ships, name, factors) for name in ships}
     if rows == "required":  # the other rows measure every option, shipped or not
         _refuse_unused(node, factors, ships)
+    elif (count := combinations(factors)) > _MOST_ROWS:
+        raise node.error(f"rows: {rows} over {count} combinations of options; at most {_MOST_ROWS} are allowed", "rows")
     cells: dict[str, SuiteCell] = {}
     for column, model in models.items():
         for row in wanted_rows(rows, factors, stacks):
@@ -224,6 +227,12 @@ def _stack(ships: Node, name: str, factors: Mapping[str, Mapping[str, StackEntry
             stack.append(entry)
     if not stack:
         raise ships.error(f"{name}: every factor is off; the baseline alone is not a stack", name)
+    if all(e.method.name in DRAFTED and e.checkpoint is None for e in stack):
+        raise ships.error(
+            f"{name}: drafts alone change nothing that a model check could see; ship them with a lossy member, or gate the"
+            " decoder with a mark and accept.decoder(...)",
+            name,
+        )
     if len({e.checkpoint for e in stack if e.checkpoint}) > 1:
         raise ships.error(f"{name}: its options name two checkpoints, and a model has one", name)
     return tuple(stack)

@@ -128,3 +128,18 @@ def test_options_of_one_name_do_not_become_one_cell(tmp_path: Path) -> None:
     )
     with pytest.raises(SchemaError, match="exists already"):
         suite(tmp_path, f"{text}ships: {{a: {{kv: 'x!'}}}}\n")
+
+
+def test_drafts_alone_are_no_stack_of_a_suite(tmp_path: Path) -> None:
+    text = (
+        "factors: {kv: {kv4: {method: kv4}}, d: {spec: {method: prompt_lookup}}}\nships: {a: {kv: kv4}, b: {d: spec}}\n"
+    )
+    with pytest.raises(SchemaError, match="drafts alone change nothing"):
+        suite(tmp_path, text)
+
+
+def test_more_combinations_than_anybody_waits_for_are_refused(tmp_path: Path) -> None:
+    factors = ", ".join(f"f{i}: {{off: null, a: {{method: kv4}}, b: {{method: kv8}}}}" for i in range(7))
+    text = f"rows: pairwise\nfactors: {{{factors}}}\nships: {{a: {{f0: a}}}}\n"
+    with pytest.raises(SchemaError, match="2187 combinations"):
+        suite(tmp_path, text)
