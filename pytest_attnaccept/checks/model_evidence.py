@@ -60,12 +60,13 @@ def indistinguishable(session: ModelSession, base: Tensor, cand: Tensor) -> bool
 
     For methods that round every value (FP8 attention, quantized weights) a difference within the rounding of a right
     computation is not the method either: another attention kernel would pass as FP8. Below float32 that bound is as wide
-    as what int8 weights do; there the weights themselves are asked (`model_weights`).
+    as what int8 weights or FP8 attention do; there the layers themselves are asked (`model_weights`, `model_attention`).
     """
     if torch.equal(base, cand):
         return True
     always = bool(session.claims) and all(claim.always for claim in session.claims)
-    if base.dtype is not torch.float32 and any(claim.weight_bits is not None for claim in session.claims):
+    asked = any(claim.weight_bits is not None or claim.attention for claim in session.claims)
+    if asked and base.dtype is not torch.float32:
         return False
     return always and largest_difference(base, cand) <= rounding_bound(base)
 

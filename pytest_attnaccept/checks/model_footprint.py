@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from pytest_attnaccept.checks.model_attention import attention_report
 from pytest_attnaccept.checks.model_data import context_tokens, documents
 from pytest_attnaccept.checks.model_decode import batch_gates, decode_gates
 from pytest_attnaccept.checks.model_evidence import (
@@ -63,17 +64,18 @@ def measure(session: ModelSession, params: Params) -> Measured:
         for name in given.texts("patterns", ())
     }
     weights = weight_report(session)
-    refusals = (*_refusals(session, given, row, context, base, found), *weights.refusals)
+    attention = attention_report(session, row)
+    refusals = (*_refusals(session, given, row, context, base, found), *weights.refusals, *attention[1])
     gates: tuple[Gate, ...] = ()
     facts = _facts(session, base, found, context)
     # A run that proves nothing carries no gate: a failing one would outrank the reason why it proves nothing.
     if not any(refusal.verdict is Verdict.INVALID for refusal in refusals):
         decoded, batched = decode_gates(session, row, context), batch_gates(session, row, context, step)
-        gates = (*gates_of(session, base, found, context), *weights.gates, *decoded[0], *batched[0])
+        gates = (*gates_of(session, base, found, context), *weights.gates, *attention[0], *decoded[0], *batched[0])
         facts += [*decoded[1], *batched[1]]
     return Measured(
         gates=gates,
-        facts=(*facts, *weights.facts, soundness_fact(session, session.baseline)),
+        facts=(*facts, *weights.facts, *attention[2], soundness_fact(session, session.baseline)),
         refusals=refusals,
         data_digest=data.digest,
         details={

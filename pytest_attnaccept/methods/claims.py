@@ -56,6 +56,8 @@ class Claim:
         Bits of a weight and of an activation of the linear layers; None: the model's dtype.
     weight_group
         Neighbours of a weight row that share a scale; None: not said (per row, or any group).
+    attention
+        Whether every attention layer computes something else than the baseline's.
     always
         Whether the method acts at every length (weights, kernels): then a bit-identical run is a no-op at once.
     source
@@ -70,6 +72,7 @@ class Claim:
     weight_bits: int | None = None
     activation_bits: int | None = None
     weight_group: int | None = None
+    attention: bool = False
     always: bool = False
     source: str = ""
 
@@ -135,7 +138,7 @@ def claim_of(name: str, knobs: Mapping[str, object]) -> Claim:
     window = given.get("window")
     if isinstance(window, int):
         return Claim(budget=window + _integer(given.get("sinks"), 0), source=source)
-    return Claim(always=True, source=source)
+    return Claim(always=True, attention=name == "fp8_attention", source=source)
 
 
 def _integer(value: object, default: int) -> int:
@@ -160,6 +163,7 @@ def combine(claims: Iterable[Claim]) -> Claim:
             weight_bits=on_weights.weight_bits,
             activation_bits=on_weights.activation_bits,
             weight_group=on_weights.weight_group,
+            attention=total.attention or claim.attention,
             always=total.always or claim.always,
             source=" + ".join(filter(None, (total.source, claim.source))),
         )
