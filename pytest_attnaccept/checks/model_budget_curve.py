@@ -116,7 +116,8 @@ def _not_followed(
         if side is None:
             continue
         held = stored_share(session, side, row)
-        if held > point.at + _ENTRIES / row.shape[1]:
+        # A number of entries is a share of the whole length; the row is that without question and answer.
+        if held * row.shape[1] > point.at * length + _ENTRIES:
             words = f"asked for {point.label}, the candidate stores {held:.3g} of the context: the curve is not one of budgets"
             return (Refusal(verdict=Verdict.INVALID, reason=words),)
     return ()

@@ -31,7 +31,7 @@ CASES = (
     Case("kv4", "", "", candidate="two_bits"),
     Case("kv2", "residual=224", ""),
 )
-SHORT = {"edge": {"sliding_window": "window=108"}}
+SHORT = {"edge": {"sliding_window": "window=108"}, "longctx": {"sliding_window": "window=254"}}
 
 
 def good_knobs(case: Case, profile: str) -> str:

@@ -219,3 +219,11 @@ def test_curves_are_items_where_profile_and_method_have_them():
     assert (params["margin"], params["halving"], params["contexts"]) == (0.02, 0.1, 830)
     assert checks("h2o", "longctx", kv_budget=0.5)["budget-curve"].get("halving") is None
     assert math.isclose(checks("h2o", "longctx", kv_budget=0.5)["needle-1x"]["longest_tier"], 1.0)
+
+
+def test_a_window_is_a_budget_too(toy):
+    """Entries are a share of the length of the tier; the context alone is shorter, which must not look like cheating."""
+    with opened(toy, "sliding_window", window=126) as session:
+        measured = session.measure("budget-curve", {**SMALL, "contexts": 24})
+    assert measured.refusals == ()
+    assert [p["label"] for p in measured.details["points"]][:3] == ["budget 1", "budget 0.984", "budget 0.492"]
