@@ -150,25 +150,11 @@ def exact_gradients(case: Case, dout: Tensor, what: Semantics | None = None) -> 
     inner = ds * slope * call.scale
     parts = (inner @ k, inner.transpose(-1, -2) @ q, p.transpose(-1, -2) @ do)
     exact = (parts[0], _grouped(parts[1], group), _grouped(parts[2], group))
-    unit = 2.0**-22 if call.q.dtype is torch.float32 else LOG_UNIFORM_RMS * 2.0 ** -(mantissa_bits(call.q.dtype) + 1)
-    # Scores are recomputed in float32: their error grows with |q||k| and with the score itself.
-    size = (q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :] * call.scale).square()
-    relative = unit**2 + 2.0**-48 * (q.shape[-1] / 6.0 + 2.0) * size
-    row_variance = (do.square() * ulp(out, call.q.dtype).square() / 12.0).sum(-1, keepdim=True)
-    # P, dP and dS may each be rounded, and the row sum uses a rounded output.
-    noise = relative * p.square() * (4.0 * (dp - row).square() + dp.square() + row.square())
-    # dP is a float32 dot product over v_head_dim terms that may cancel against the row sum.
-    product = (do.norm(dim=-1)[..., None] * v.norm(dim=-1)[..., None, :]).square()
-    noise = noise + p.square() * (2.0**-48 * (v.shape[-1] / 6.0 + 2.0) * product + row_variance)
-    if p.shape[-1]:
-        # Autograd through the row maximum adds there what rounding leaves of a sum that is zero.
-        rest = 2.0 * (relative * (p * dp).square()).sum(-1, keepdim=True)
-        noise = noise.scatter_add(-1, p.argmax(-1, keepdim=True), rest)
-    noise = noise * (slope * call.scale).square()
+    noise, row_variance, weights = _noise(case, q, k, v, do, p, slope)
     variance = [
         noise @ k.square(),
         noise.transpose(-1, -2) @ q.square(),
-        (2.0 * relative * p.square()).transpose(-1, -2) @ do.square(),
+        weights.transpose(-1, -2) @ do.square(),
     ]
     # The error of the row sum is common to a whole row of dS, so it adds up along the row in dq.
     variance[0] = variance[0] + row_variance * ((p * slope * call.scale) @ k).square()
@@ -182,6 +168,33 @@ def exact_gradients(case: Case, dout: Tensor, what: Semantics | None = None) -> 
             for x, partial_size in zip(grouped, partial, strict=True)
         ]
     return Gradients(exact, (variance[0] + rounded[0], grouped[0], grouped[1]))
+
+
+def _noise(
+    case: Case, q: Tensor, k: Tensor, v: Tensor, do: Tensor, p: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the error variance of dS (of dQK^T), of the row sums of dO * O, and of P, all float64.
+
+    Shapes ``(batch, q_heads, q_len, kv_len)``, ``(batch, q_heads, q_len, 1)`` and again the first.
+    """
+    dtype, scale = case.call.q.dtype, case.call.scale
+    out, dp = p @ v, do @ v.transpose(-1, -2)
+    row = (do * out).sum(-1, keepdim=True)
+    unit = 2.0**-22 if dtype is torch.float32 else LOG_UNIFORM_RMS * 2.0 ** -(mantissa_bits(dtype) + 1)
+    # Scores are recomputed in float32: their error grows with |q||k| and with the score itself.
+    size = (q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :] * scale).square()
+    relative = unit**2 + 2.0**-48 * (q.shape[-1] / 6.0 + 2.0) * size
+    row_variance = (do.square() * ulp(out, dtype).square() / 12.0).sum(-1, keepdim=True)
+    # P, dP and dS may each be rounded, and the row sum uses a rounded output.
+    noise = relative * p.square() * (4.0 * (dp - row).square() + dp.square() + row.square())
+    # dP is a float32 dot product over v_head_dim terms that may cancel against the row sum.
+    product = (do.norm(dim=-1)[..., None] * v.norm(dim=-1)[..., None, :]).square()
+    noise = noise + p.square() * (2.0**-48 * (v.shape[-1] / 6.0 + 2.0) * product + row_variance)
+    if p.shape[-1]:
+        # Autograd through the row maximum adds there what rounding leaves of a sum that is zero.
+        rest = 2.0 * (relative * (p * dp).square()).sum(-1, keepdim=True)
+        noise = noise.scatter_add(-1, p.argmax(-1, keepdim=True), rest)
+    return noise * (slope * scale).square(), row_variance, 2.0 * relative * p.square()
 
 
 def _grouped(x: Tensor, group: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,32 +24,33 @@ Mutant = Callable[[AttentionCall, Habit, Tensor], tuple[Tensor, Tensor]]
 
 def mutants_for(case: Case) -> dict[str, Mutant]:
     """Return the mutants that differ from a correct kernel on this case, by name."""
-    keys = case.spec.kv_len
-    window = case.variant.window
-    # Without a window the middle key; with one, a key that the last query still sees.
-    key = keys // 2 if window is None else max(0, keys - max(window // 2, 1))
+    return {**_weights(case), **_lost_keys(case), **_masks_and_heads(case), **_left_out(case)}
+
+
+def _middle(case: Case) -> int:
+    """Return the middle key, or with a window one that the last query still sees."""
+    keys, window = case.spec.kv_len, case.variant.window
+    return keys // 2 if window is None else max(0, keys - max(window // 2, 1))
+
+
+def _seen(case: Case) -> int:
+    """Return how many keys the last query sees."""
+    return min(case.spec.kv_len, case.variant.window or case.spec.kv_len)
+
+
+def _weights(case: Case) -> dict[str, Mutant]:
+    """Wrong factors, denominators and accumulators."""
+    keys, window, key = case.spec.kv_len, case.variant.window, _middle(case)
     found: dict[str, Mutant] = {
         "zero output": lambda call, habit, rows: _scaled(attend(call, habit, rows=rows), 0.0),
         "output off by 1 %": lambda call, habit, rows: _scaled(attend(call, habit, rows=rows), 1.01),
-        "scale 2 % too large": lambda call, habit, rows: attend(
-            replace(call, scale=call.scale * 1.02), habit, rows=rows
-        ),
-        "scale 59 % too large": lambda call, habit, rows: attend(
-            replace(call, scale=call.scale * 1.59), habit, rows=rows
-        ),
-        "one key lost": lambda call, habit, rows: attend(call, habit, _hide(key, key + 1), rows=rows),
-        "newest key lost": lambda call, habit, rows: attend(call, habit, _hide(keys - 1, keys), rows=rows),
         "zero-score pad lanes in the denominator": _pad_lanes,
     }
-    if window == 1:
+    if window != 1:
         # One visible key has weight 1 at every temperature.
-        del found["scale 2 % too large"], found["scale 59 % too large"]
-    if window is None:
-        found["oldest key lost"] = lambda call, habit, rows: attend(call, habit, _hide(0, 1), rows=rows)
-    if min(keys, window or keys) >= 64:
-        found["16-key page lost"] = lambda call, habit, rows: attend(call, habit, _hide(key - 8, key + 8), rows=rows)
-        found["stale page"] = lambda call, habit, rows: attend(call, habit, _stale(key), rows=rows)
-        found["V one page off"] = lambda call, habit, rows: attend(call, habit, _rolled(16), rows=rows)
+        for text, factor in (("2 %", 1.02), ("59 %", 1.59)):
+            found[f"scale {text} too large"] = partial(_rescaled, factor)
+    if _seen(case) >= 64:
         found["merge in the wrong base, half and half"] = lambda call, habit, rows: _wrong_base(call, habit, rows, key)
         found["merge in the wrong base, 98 to 2"] = lambda call, habit, rows: _wrong_base(
             call, habit, rows, keys - max(1, (window or keys) // 50)
@@ -56,10 +58,31 @@ def mutants_for(case: Case) -> dict[str, Mutant]:
         if not (case.contract.score_dtype == "input" and case.contract.dtype != "float32"):
             # Scores rounded to 8 bits already cost more than this accumulator.
             found["accumulator in bfloat16"] = _low_accumulator
-    if min(keys, window or keys) >= 512:
-        found["128-key block lost"] = lambda call, habit, rows: attend(
-            call, habit, _hide(key - 64, key + 64), rows=rows
-        )
+    return found
+
+
+def _lost_keys(case: Case) -> dict[str, Mutant]:
+    """Keys, pages and blocks that are lost or replaced."""
+    keys, key = case.spec.kv_len, _middle(case)
+    found: dict[str, Mutant] = {
+        "one key lost": partial(_hooked, _hide(key, key + 1)),
+        "newest key lost": partial(_hooked, _hide(keys - 1, keys)),
+    }
+    if case.variant.window is None:
+        found["oldest key lost"] = partial(_hooked, _hide(0, 1))
+    if _seen(case) >= 64:
+        found["16-key page lost"] = partial(_hooked, _hide(key - 8, key + 8))
+        found["stale page"] = partial(_hooked, _stale(key))
+        found["V one page off"] = partial(_hooked, _rolled(16))
+    if _seen(case) >= 512:
+        found["128-key block lost"] = partial(_hooked, _hide(key - 64, key + 64))
+    return found
+
+
+def _masks_and_heads(case: Case) -> dict[str, Mutant]:
+    """One key too many, and KV heads in the wrong order."""
+    keys, window = case.spec.kv_len, case.variant.window
+    found: dict[str, Mutant] = {}
     if case.call.causal and case.spec.q_len > 1 and keys > 1:
         found["one future key seen"] = lambda call, habit, rows: attend(
             replace(call, window=_more(call.window)), habit, lead=1, rows=rows
@@ -70,16 +93,31 @@ def mutants_for(case: Case) -> dict[str, Mutant]:
         )
     if 1 < case.variant.kv_heads < case.variant.q_heads:
         found["KV heads tiled instead of repeated"] = _tiled_heads
-    if case.call.sinks is not None:
+    return found
+
+
+def _left_out(case: Case) -> dict[str, Mutant]:
+    """What a contract declares and a kernel may forget."""
+    call = case.call
+    found: dict[str, Mutant] = {}
+    if call.sinks is not None:
         found["sinks left out"] = lambda call, habit, rows: attend(replace(call, sinks=None), habit, rows=rows)
-    if case.call.softcap is not None:
+    if call.softcap is not None:
         found["softcap left out"] = lambda call, habit, rows: attend(replace(call, softcap=None), habit, rows=rows)
-    if case.call.alibi_slopes is not None:
+    if call.alibi_slopes is not None:
         found["ALiBi left out"] = lambda call, habit, rows: attend(replace(call, alibi_slopes=None), habit, rows=rows)
-    if case.call.k_scale is not None:
+    if call.k_scale is not None:
         found["v_scale ignored"] = lambda call, habit, rows: attend(replace(call, v_scale=1.0), habit, rows=rows)
         found["k_scale ignored"] = lambda call, habit, rows: attend(replace(call, k_scale=1.0), habit, rows=rows)
     return found
+
+
+def _hooked(hook: TileHook, call: AttentionCall, habit: Habit, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return attend(call, habit, hook, rows=rows)
+
+
+def _rescaled(factor: float, call: AttentionCall, habit: Habit, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return attend(replace(call, scale=call.scale * factor), habit, rows=rows)
 
 
 def _more(window: int | None) -> int | None:

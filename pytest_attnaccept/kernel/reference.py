@@ -259,9 +259,7 @@ def reference_rows(call: AttentionCall, what: Semantics, index: Tensor, precisio
     """Compute the exact answer on rows `index` in two passes over the keys."""
     batch, q_heads = call.q.shape[:2]
     lse, largest = _denominator(call, what, index)
-    shape = (batch, q_heads, len(index))
-    wide = (*shape, call.v.shape[-1])
-    new = lse.new_zeros
+    shape, wide, new = (batch, q_heads, len(index)), (batch, q_heads, len(index), call.v.shape[-1]), lse.new_zeros
     out, pv2, sv, s2v2, s2v = (new(wide) for _ in range(5))
     weight2, s2, tbar, noise, v2 = new(shape), new(shape), new(shape), new(shape), new(wide)
     for block in blocks(call, what, index):
@@ -270,16 +268,15 @@ def reference_rows(call: AttentionCall, what: Semantics, index: Tensor, precisio
         weight2 += p.square().sum(-1)
         tbar += (p * block.t).sum(-1)
         # Variances and directions need no more than float32.
-        values, weights = block.v.float(), p.float()
-        squares, p2 = values.square(), weights.square()
-        pv2 += per_head(p2, squares, what.head_map)
+        values, weights, squares = block.v.float(), p.float(), block.v.float().square()
+        pv2 += per_head(weights.square(), squares, what.head_map)
         sv += per_head(weights * block.t.float(), values, what.head_map)
         if precision.p_floor:
             v2 += per_head(torch.isfinite(block.s).float(), squares, what.head_map)
         if precision.scores_matter or largest > 100.0:
             rounding = score_variance(call, what, precision, block, index)
             noise += (p * rounding).sum(-1)
-            weighted = p.square() * rounding
+            weighted = rounding.mul_(p.square())
             s2 += weighted.sum(-1)
             s2v += per_head(weighted, block.v, what.head_map)
             s2v2 += per_head(weighted, block.v.square(), what.head_map)

@@ -65,12 +65,8 @@ def measure_kernel(
     ----------
     fn
         A function of one `AttentionCall`, or one with the signature of ``scaled_dot_product_attention``.
-    max_length
-        Longest kv_len of the profile; the contract's own ``max_length`` caps it.
-    device
-        Where the tensors live; the contract's own ``device`` wins.
-    profile
-        Name of the profile (report only).
+    max_length, device
+        Longest kv_len of the profile, and where the tensors live; the contract's own cap and win.
 
     Raises
     ------
@@ -91,6 +87,11 @@ def measure_kernel(
         # Already recorded by the session; later cases would only repeat it.
         spec = session.broken[0][1] if session.broken else CaseSpec()
         return session.result(reproduce=snippet(session.contract, spec))
+    return _summed_up(session, plan)
+
+
+def _summed_up(session: Session, plan: Planner) -> Measured:
+    """Add to what was measured what a failure looks like and the smallest call that shows it."""
     failed = [name for name, (stat, _) in session.worst.items() if not stat.ratio <= 1.0]
     pairs = describe_pairs(failed)
     if not session.failures:

@@ -86,7 +86,8 @@ def main() -> None:
         check = chooser.choices(CHECKS, WEIGHTS)[0]
         if name in TRAINABLE and chooser.random() < 0.15:
             check, keywords = "backward", keywords | {"backward": True}
-        length = chooser.choice([65, 130, 200, 257, 300, 513, 700, 1100]) if seed % 100 else 8192
+        length = chooser.choice([65, 130, 200, 257, 300, 513]) if seed % 12 else chooser.choice([700, 1100, 2050])
+        length = length if seed % 200 else 8192
         measured = measure_kernel(check, fn, make_contract(**keywords), max_length=length, seed=seed, device="cpu")
         if any(refusal.verdict is Verdict.NOT_APPLICABLE for refusal in measured.refusals):
             neutral += 1

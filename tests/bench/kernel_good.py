@@ -73,17 +73,23 @@ def emulation(habit: Habit) -> Callable[[AttentionCall], tuple[torch.Tensor, tor
 
 
 def flex(call: AttentionCall) -> torch.Tensor:
-    """Compiled FlexAttention, causal, aligned bottom right."""
-    from torch.nn.attention.flex_attention import flex_attention
+    """Compiled FlexAttention, causal, aligned bottom right.
 
-    compiled = _COMPILED.get("flex") or torch.compile(flex_attention, dynamic=True)
-    _COMPILED["flex"] = compiled
-    start = call.k.shape[2] - call.q.shape[2]
+    The offset is a tensor: as a number it would be compiled in, and after eight values torch runs the function uncompiled.
+    """
+    if "flex" not in _COMPILED:
+        _COMPILED["flex"] = torch.compile(_flex, dynamic=True)
+    start = torch.tensor(call.k.shape[2] - call.q.shape[2])
+    return _COMPILED["flex"](call.q, call.k, call.v, start, call.scale)
+
+
+def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: torch.Tensor, scale: float) -> torch.Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
 
     def score_mod(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return torch.where(key <= row + start, score, -float("inf"))
 
-    return compiled(call.q, call.k, call.v, score_mod=score_mod, scale=call.scale, enable_gqa=True)
+    return flex_attention(q, k, v, score_mod=score_mod, scale=scale, enable_gqa=True)
 
 
 _COMPILED: dict[str, Any] = {}
