@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pytest_attnaccept.profiles import load_profile
 from pytest_attnaccept.protocol import StackEntry, not_gated_yet, required_depth
 from pytest_attnaccept.registry import Registry
-from pytest_attnaccept.taxonomy import Knob, Method
+from pytest_attnaccept.taxonomy import Kind, Knob, Method, Surface
 
 __all__ = ["depth_lines", "method_lines"]
 
 
 def method_lines(only: str | None = None) -> list[str]:
-    """Return one row per method: name, kind, layer, surface, knobs, hardware."""
+    """Return one row per method: name, kind, layer, surface, knobs, hardware, and who applies it to a model."""
     lines = [f"{'method':<22} {'kind':<13} {'layer':<13} {'surface':<13} note"]
     for method in _chosen(only):
         name = method.name + (f" ({', '.join(method.aliases)})" if method.aliases else "")
@@ -21,6 +21,8 @@ def method_lines(only: str | None = None) -> list[str]:
             f"{name:<22} {method.kind.value:<13} {method.layer.value:<13} {method.surface.value:<13} {method.note}"
         )
         lines += [f"{'':<22} {_knob(knob)}" for knob in method.knobs]
+        if method.surface is Surface.MODEL and method.kind is not Kind.EXACT:
+            lines.append(f"{'':<22} {_who(method)}")
         if method.hardware:
             lines.append(f"{'':<22} hardware: {method.hardware}")
     return lines
@@ -48,6 +50,12 @@ def _chosen(only: str | None) -> Iterator[Method]:
         yield registry.get(only, "--method")
         return
     yield from registry
+
+
+def _who(method: Method) -> str:
+    if method.applies:
+        return "applied by the package: accept.model() without a candidate"
+    return "needs a candidate or checkpoint: accept.model(candidate=...)"
 
 
 def _knob(knob: Knob) -> str:
