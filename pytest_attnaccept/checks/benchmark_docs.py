@@ -85,14 +85,16 @@ def _quietly(task: str, run: Callable[[], Any]) -> Any:
         except (AttnAcceptError, MemoryError):
             raise
         except (KeyError, ValueError, TypeError) as error:
-            if _OFFLINE.search(str(error)):
-                raise _missing(task, error) from error
-            raise ContractError(f"benchmark: lm-eval cannot run {task}: {type(error).__name__}: {error}") from error
+            raise (_missing if _OFFLINE.search(str(error)) else _broken)(task, error) from error
         except Exception as error:  # data sets raise errors of a dozen libraries; none of them is the candidate's
-            raise _missing(task, error) from error
+            raise (_broken if type(error).__module__.startswith("jinja2") else _missing)(task, error) from error
         finally:
             random.setstate(states[0])
             numpy.random.set_state(states[1])
+
+
+def _broken(task: str, error: Exception) -> ContractError:
+    return ContractError(f"benchmark: lm-eval cannot run {task}: {type(error).__name__}: {error}")
 
 
 def _missing(task: str, error: Exception) -> EngineError:

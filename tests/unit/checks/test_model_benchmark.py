@@ -95,6 +95,8 @@ def tasks(toy, tmp_path_factory):
         rolling.replace("toy_choice", "toy_rolling").replace('doc_to_text: "{{context}}"', 'doc_to_text: ""\ndoc_to_target: "{{context}}"'),
         encoding="utf-8",
     )  # fmt: skip
+    broken = CHOICE.format(file=file).replace("toy_choice", "toy_broken").replace("{{answer}}", "{{answer | nothing}}")
+    (folder / "broken.yaml").write_text(broken, encoding="utf-8")
     gone = CHOICE.format(file=folder / "gone.jsonl").replace("toy_choice", "toy_gone")
     (folder / "gone.yaml").write_text(gone, encoding="utf-8")
     return folder
@@ -212,6 +214,7 @@ def test_prompts_that_are_too_long_lose_their_beginning_and_are_counted(toy, tas
         ("toy_sampled", {}, EngineError, "asks for sampling"),
         ("toy_rolling", {}, ContractError, "Use the check perplexity"),
         ("toy_gone", {}, EngineError, "cannot be had"),
+        ("toy_broken", {}, ContractError, "No filter named 'nothing'"),
         ("toy_choise", {}, UnknownNameError, "Did you mean 'toy_choice'"),
         ("toy_choice", {"metric": "f1"}, ContractError, "has no metric 'f1'"),
         ("toy_generate", {"metric": "exact_match,number"}, UnknownNameError, "word"),
