@@ -52,7 +52,7 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("listops", {"values": 4, "depth": 2}),
     ("multi_hop", {"questions": 1}),
     ("multi_hop", {"kind": "comparison", "questions": 1}),
-    ("json_dump", {"keys": "names", "value": "digits4", "questions": 2}),
+    ("json_dump", {"keys": "names", "value": "digits4", "pairs": 8, "questions": 2}),
     ("json_dump", {"questions": 1}),
     ("mqar", {"pairs": 8, "questions": 2}),
     ("mqar", {"pairs": 32, "questions": 2}),
@@ -126,6 +126,19 @@ def table(rows: list[dict[str, Any]], header: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _measured(session: Any, row: dict[str, Any]) -> dict[str, Any]:
+    """Fill one row, or say why there is none."""
+    started = time.process_time()
+    try:
+        row = row | score(session, row["task"], row["parameters"], row["length"], row["contexts"])
+    except ContractError as error:
+        row = row | {"error": "too short" if "too short" in str(error) else str(error)}
+    print(
+        row["model"], row["length"], row["task"], row["parameters"], row.get("generated"), row.get("choice"), flush=True
+    )
+    return row | {"cpu_seconds": round(time.process_time() - started, 1)}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -138,31 +151,29 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     plan = [("toy-gqa", length, options.toy) for length in (128, 256, 512)]
     plan += [("smollm2-135m", length, options.smollm2) for length in options.lengths if options.smollm2]
-    rows: list[dict[str, Any]] = []
-    started = time.process_time()
-    for model in dict.fromkeys(name for name, _, _ in plan):
-        method = Registry.builtin().get("kv8")  # a session needs a candidate; only its baseline is asked
-        with open_session(baseline=load(parse_spec(model)), stack=[(method, {})], seed=options.seed) as session:
-            for _, length, count in (entry for entry in plan if entry[0] == model):
-                for task, parameters in ROWS:
-                    row: dict[str, Any] = {"model": model, "length": length, "task": task, "parameters": parameters}
-                    try:
-                        row |= score(session, task, parameters, length, count)
-                    except ContractError as error:
-                        row["error"] = "too short" if "too short" in str(error) else str(error)
-                    rows.append(row)
-                    print(model, length, task, parameters, row.get("generated"), row.get("choice"), flush=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     header = {
         "command": " ".join(["python", "tests/bench/task_baselines.py", *(arguments or sys.argv[1:])]),
         "commit": commit,
         "seed": options.seed,
-        "CPU seconds": round(time.process_time() - started),
     }
+    store = options.out / "task_baselines.json"
+    old = json.loads(store.read_text(encoding="utf-8")) if store.is_file() else {"header": {}, "rows": []}
+    # A killed run loses the row in progress: rows of the same commit and seed are taken over.
+    kept = old["rows"] if all(old["header"].get(k) == header[k] for k in ("commit", "seed")) else []
+    rows: list[dict[str, Any]] = []
     options.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"header": header, "rows": rows}, indent=1)
-    (options.out / "task_baselines.json").write_text(text + "\n", encoding="utf-8")
-    (options.out / "task_baselines.md").write_text(table(rows, header), encoding="utf-8")
+    for model in dict.fromkeys(name for name, _, _ in plan):
+        method = Registry.builtin().get("kv8")  # a session needs a candidate; only its baseline is asked
+        with open_session(baseline=load(parse_spec(model)), stack=[(method, {})], seed=options.seed) as session:
+            for _, length, count in (entry for entry in plan if entry[0] == model):
+                for task, parameters in ROWS:
+                    row = {"model": model, "length": length, "contexts": count, "task": task, "parameters": parameters}
+                    known = [k for k in kept if all(k.get(name) == value for name, value in row.items())]
+                    rows.append(known[0] if known else _measured(session, row))
+                    text = json.dumps({"header": header, "rows": rows}, indent=1)
+                    store.write_text(text + "\n", encoding="utf-8")
+                    store.with_suffix(".md").write_text(table(rows, header), encoding="utf-8")
     return 0
 
 
