@@ -28,7 +28,7 @@ def pyramid_entries(budget: float | int, seen: int, layers: int, steepness: floa
     more than there are: then the slope is as large as possible.
 
     >>> pyramid_entries(0.25, 400, 4, 20.0), pyramid_entries(0.75, 100, 3, 20.0)
-    ([184, 128, 72, 16], [96, 75, 54])
+    ([195, 132, 68, 5], [100, 75, 50])
     """
     mean = budget_entries(budget, seen)
     low = max(1.0, mean / steepness)
@@ -36,7 +36,7 @@ def pyramid_entries(budget: float | int, seen: int, layers: int, steepness: floa
     low = 2 * mean - high
     edges, total = [0], 0.0
     for layer in range(layers):
-        at = (layer + 0.5) / layers  # the middle of a layer: so the mean is the budget for any number of layers
+        at = layer / (layers - 1) if layers > 1 else 0.5
         total += high + (low - high) * at
         edges.append(math.floor(total + 0.5))
     return [after - before for before, after in itertools.pairwise(edges)]

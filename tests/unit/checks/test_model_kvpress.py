@@ -8,12 +8,16 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import torch
 
 from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks import open_session
 from pytest_attnaccept.engines.loading import load
+from pytest_attnaccept.engines.sides import side_of
 from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.engines.through_cache import parse_pattern, prefill
 from pytest_attnaccept.measurement import Threshold
+from pytest_attnaccept.methods.stack import apply_stack
 from pytest_attnaccept.registry import Registry, check_knobs
 
 pytestmark = [
@@ -64,6 +68,32 @@ def test_a_press_agrees_with_our_own_implementation(toy):
         with open_session(candidate=candidate, baseline=toy, stack=member) as session:
             results.append(sum(session.measure("perplexity", params).gates[0].sums))
     assert results[0] == pytest.approx(results[1], rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["snapkv", "tova"])
+def test_a_press_keeps_the_entries_that_our_method_keeps(toy, name):
+    """The same votes, pooling and window: of the entries that two implementations keep, nearly all are the same."""
+    from kvpress import SnapKVPress, TOVAPress
+
+    press, knobs = (
+        (SnapKVPress(compression_ratio=0.5, window_size=32), {"observation": 32})
+        if name == "snapkv"
+        else (TOVAPress(compression_ratio=0.5), {})
+    )
+    ids = torch.arange(1, 201)[None] * 7 % 360
+    kept = []
+    for around in (
+        Candidate(context=press),
+        apply_stack(toy.model, stack(name, {"kv_budget": 0.5, "sinks": 0, **knobs})).candidate,
+    ):
+        side = side_of("candidate", toy, around)
+        with side.running():
+            layers = prefill(side, ids, parse_pattern("one-shot", 1)).cache.layers
+            kept.append([getattr(layer, "key_store", None) or layer for layer in layers])
+    for theirs, ours in zip(*kept, strict=True):
+        distance = torch.cdist(theirs.keys, ours.read(), compute_mode="donot_use_mm_for_euclid_dist")
+        assert theirs.keys.shape[2] == ours.tokens == 100
+        assert (distance.amin(-1) < 1e-4).float().mean() > 0.99
 
 
 def test_chunks_that_a_press_does_not_compress_fail_the_footprint(toy):
