@@ -26,6 +26,7 @@ from pytest_attnaccept.engines.calls import NonFiniteError
 from pytest_attnaccept.errors import ContractError, EngineError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, Threshold
 from pytest_attnaccept.stats.curves import certified_range, degradation_area
+from pytest_attnaccept.stats.floors import baseline_floor
 from pytest_attnaccept.stats.sequential import SequentialPlan
 
 if TYPE_CHECKING:
@@ -108,8 +109,7 @@ def _measured(
     sound = [p for p in points if p.at <= operating or not p.void]
     gates: list[Gate] = [p.gate for p in shipping]
     beyond = [p for p in sound if p.at > operating]
-    if given.optional_number("halving") is not None and beyond:
-        gates.append(replace(beyond[0].gate, name="halving"))
+    gates += _halving(given, beyond)
     gates += [gate for found in health.values() for gate in found.gates]
     claim = certified_range([p.on_curve() for p in sound], easy_end="low")
     edge, steps = cliff(sound, given.number("margin", 0.05), given.number("alpha", 0.05), session.seed)
@@ -138,6 +138,17 @@ def _measured(
             "area": degradation_area([p.at for p in sound], [p.loss for p in sound]),
         },
     )
+
+
+def _halving(given: Params, beyond: Sequence[Point]) -> list[Gate]:
+    """Return the gate on the first longer length, where a limit asks for one and the baseline can show such a loss there."""
+    limit = given.optional_number("halving")
+    if limit is None or not beyond:
+        return []
+    gate = beyond[0].gate
+    if baseline_floor(gate.base_mean, gate.n_items, limit, gate.chance):
+        return []
+    return [replace(gate, name="halving")]
 
 
 def _void_words(voids: Mapping[int, str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
+WITH_BUDGET = ("sliding_window", "streaming_llm", "h2o", "random_eviction")
 PROFILES = ("smoke", "longctx", "edge", "research", "serving", "release")
 
 
