@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
@@ -17,7 +18,7 @@ from pytest_attnaccept.errors import RecordError
 __all__ = ["Plan", "PlannedItem", "slug"]
 
 PLAN_SCHEMA = 1
-STATISTICAL = ("divergence", "perplexity", "needle", "samples")
+STATISTICAL = ("divergence", "perplexity", "needle", "samples", "long-range", "benchmark")
 _ID_CHARS = "abcdefghijklmnopqrstuvwxyz0123456789._+-"
 
 
@@ -69,7 +70,7 @@ class Plan:
     @property
     def family(self) -> int:
         """How many items rest on a statistical test; a wrong FAIL is controlled over all of them."""
-        return sum(i.check.split("-")[0] in STATISTICAL for i in self.items)
+        return sum(_tests(i) for i in self.items)
 
     def digest(self) -> str:
         """Return a hash of the plan; equal on every worker and shard of one run."""
@@ -124,3 +125,11 @@ def slug(text: str) -> str:
     """
     parts = "".join(c if c in _ID_CHARS else "-" for c in text.lower()).split("-")
     return "-".join(p for p in parts if p)
+
+
+def _tests(item: PlannedItem) -> int:
+    """Return how many statistical tests an item holds: the cells of a task family are its tiers and patterns."""
+    if not any(item.check == name or item.check.startswith(f"{name}-") for name in STATISTICAL):
+        return 0
+    cells = [item.params.get(name) for name in ("tiers", "patterns")] if item.check.startswith("long-range-") else []
+    return math.prod(len(cell) for cell in cells if isinstance(cell, (list, tuple)))

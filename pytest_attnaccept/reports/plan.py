@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from pytest_attnaccept.matrix import Plan, PlannedItem
@@ -54,9 +55,32 @@ def _sample(item: PlannedItem, profile: Profile, family: int) -> str:
         }
         shown = ", ".join(f"{k} {v:g}" for k, v in limits.items())
         return f"n={documents} documents, margin {shown}, t({documents - 1}) at alpha {profile.alpha:g}"
+    for check, unit in (("long-range", "contexts"), ("benchmark", "documents")):
+        if item.check.startswith(f"{check}-"):
+            return _paired_power(item, check, unit, profile)
     if name == "samples":
         return f"every item of the two logs, margin {item.limits.get('samples', 0):g} at alpha {profile.alpha:g}"
     return "deterministic: no sampling error"
+
+
+def _paired_power(item: PlannedItem, check: str, unit: str, profile: Profile) -> str:
+    """Say what a fixed sample of contexts or documents can show; each cell of a family has its own."""
+    from pytest_attnaccept.stats.planning import minimum_detectable_loss, smallest_margin
+
+    size = item.params.get("contexts" if check == "long-range" else "limit")
+    cells = [item.params.get(name) for name in ("tiers", "patterns")]
+    margin = item.limits.get(check)
+    shown = f"margin {margin:g}" if margin is not None else f"no limit {check}: cannot pass"
+    if not isinstance(size, int):
+        return f"every document, {shown} at alpha {profile.alpha:g}"
+    count = math.prod(len(c) for c in cells if isinstance(c, list)) if check == "long-range" else 1
+    text = f"n={size} {unit} in each of {count} cells, {shown}" if count > 1 else f"n={size} {unit}, {shown}"
+    least = smallest_margin(size, discordance=profile.discordance, alpha=profile.alpha)
+    text += f"; smallest margin this n can certify {least:.3f}" if least is not None else ""
+    detect = (
+        minimum_detectable_loss(size, margin, discordance=profile.discordance, alpha=profile.alpha) if margin else None
+    )
+    return text + (f"; a loss of {detect:.3f} FAILS with 80 %" if detect is not None else "")
 
 
 def _needle_power(contexts: int, questions: int, margin: float, profile: Profile, family: int) -> str:

@@ -93,10 +93,12 @@ def _ranked(question: Question, text: str) -> Score:
 
 
 def _lines(question: Question, text: str) -> Score:
-    """Share of right places in a long list."""
+    """Share of right places in a long list; its parts are that share by tenths, and the share before the first error."""
     found = [value.strip() for value in _found(question, text)]
     right = [float(i < len(found) and found[i] == value) for i, value in enumerate(question.expected)]
-    return Score(value=sum(right) / len(right), parsed=bool(found), parts=in_order(found, question.expected))
+    until = right.index(0.0) if 0.0 in right else len(right)
+    parts = (*in_order(found, question.expected), until / len(right))
+    return Score(value=sum(right) / len(right), parsed=bool(found), parts=parts)
 
 
 def _rules(question: Question, text: str) -> Score:

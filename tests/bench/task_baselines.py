@@ -1,11 +1,12 @@
 """Which task families can gate which model: the plain baseline's score, the chance level, and whether they are far enough apart.
 
-    python tests/bench/task_baselines.py [--toy 24] [--smollm2 6] [--lengths 512] [--seed 0] [--out tests/bench/results]
+    python tests/bench/task_baselines.py [MODEL] [--contexts 8] [--lengths 128 256 512] [--only FAMILY ...] [--seed 0] [--out DIR]
 
 A family discriminates where its baseline beats a blind guess by three margins of ten points (what `decide` asks for under a
 limit of 0.10). ``generated`` is the score of free answers, ``choice`` of picking the answer among its foils (its chance is one
 over their number); the better one is what a profile for this model should use. Few contexts: the table says what is worth
-trying, not what a model is worth. Writes ``task_baselines.json`` and ``task_baselines.md`` with commit, seed and command.
+trying, not what a model is worth. Writes ``task_baselines_MODEL.json`` and ``.md`` with commit, seed and command, after every row; rows of the same commit,
+seed and number of contexts are not measured again.
 """
 
 from __future__ import annotations
@@ -142,38 +143,37 @@ def _measured(session: Any, row: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--toy", type=int, default=24, help="contexts per row on toy-gqa")
-    parser.add_argument("--smollm2", type=int, default=6, help="contexts per row on smollm2-135m; 0: leave it out")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512], help="tokens on smollm2-135m")
+    parser.add_argument("model", nargs="?", default="toy-gqa")
+    parser.add_argument("--contexts", type=int, default=8, help="contexts per row")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512], help="tokens")
+    parser.add_argument("--only", nargs="+", default=[task for task, _ in ROWS], help="families (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    plan = [("toy-gqa", length, options.toy) for length in (128, 256, 512)]
-    plan += [("smollm2-135m", length, options.smollm2) for length in options.lengths if options.smollm2]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     header = {
         "command": " ".join(["python", "tests/bench/task_baselines.py", *(arguments or sys.argv[1:])]),
         "commit": commit,
         "seed": options.seed,
     }
-    store = options.out / "task_baselines.json"
+    store = options.out / f"task_baselines_{options.model}.json"
     old = json.loads(store.read_text(encoding="utf-8")) if store.is_file() else {"header": {}, "rows": []}
     # A killed run loses the row in progress: rows of the same commit and seed are taken over.
     kept = old["rows"] if all(old["header"].get(k) == header[k] for k in ("commit", "seed")) else []
     rows: list[dict[str, Any]] = []
     options.out.mkdir(parents=True, exist_ok=True)
-    for model in dict.fromkeys(name for name, _, _ in plan):
-        method = Registry.builtin().get("kv8")  # a session needs a candidate; only its baseline is asked
-        with open_session(baseline=load(parse_spec(model)), stack=[(method, {})], seed=options.seed) as session:
-            for _, length, count in (entry for entry in plan if entry[0] == model):
-                for task, parameters in ROWS:
-                    row = {"model": model, "length": length, "contexts": count, "task": task, "parameters": parameters}
-                    known = [k for k in kept if all(k.get(name) == value for name, value in row.items())]
-                    rows.append(known[0] if known else _measured(session, row))
-                    text = json.dumps({"header": header, "rows": rows}, indent=1)
-                    store.write_text(text + "\n", encoding="utf-8")
-                    store.with_suffix(".md").write_text(table(rows, header), encoding="utf-8")
+    method = Registry.builtin().get("kv8")  # a session needs a candidate; only its baseline is asked
+    with open_session(baseline=load(parse_spec(options.model)), stack=[(method, {})], seed=options.seed) as session:
+        for length in options.lengths:
+            for task, parameters in (entry for entry in ROWS if entry[0] in options.only):
+                row = {"model": options.model, "length": length, "contexts": options.contexts, "task": task}
+                row |= {"parameters": parameters}
+                known = [k for k in kept if all(k.get(name) == value for name, value in row.items())]
+                rows.append(known[0] if known else _measured(session, row))
+                text = json.dumps({"header": header, "rows": rows}, indent=1)
+                store.write_text(text + "\n", encoding="utf-8")
+                store.with_suffix(".md").write_text(table(rows, header), encoding="utf-8")
     return 0
 
 

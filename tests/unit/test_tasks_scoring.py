@@ -79,6 +79,15 @@ def test_metrics(metric, references, form, text, value, parsed):
     assert score.parsed is parsed
 
 
+def test_a_long_list_says_where_it_went_wrong():
+    ask = question("lines", *map(str, range(20)), form="[0-9]+")
+    said = [str(i) for i in range(20)]
+    said[4] = "99"
+    score = score_answer(ask, " " + ", ".join(said))
+    assert score.value == 0.95
+    assert score.parts == (1.0, 1.0, 0.5, *(1.0,) * 7, 0.2)
+
+
 def test_every_metric_has_cases():
     assert {case[0] for case in CASES} | {"class", "rouge_l_line"} == {*METRICS, *DATA_METRICS}
 

@@ -250,10 +250,10 @@ def test_long_outputs_are_scored_by_tenths(toy):
     item = generate("ledger", fit=lambda t: len(encode(toy.tokenizer, t)), target_tokens=400, seed=0, index=0)
     question = item.questions[0]
     half = ", ".join(question.expected[:12])
-    assert score_answer(question, half).parts == (1.0,) * 5 + (0.0,) * 5
+    assert score_answer(question, half).parts == (1.0,) * 5 + (0.0,) * 5 + (0.5,)
     with session(toy, "kv8") as opened:
         measured = opened.measure("long-range-ledger", {"contexts": 2, "tokens": 400})
-    assert len(measured.details["cells"]["1x"]["baseline"]["by_part"]) == 10
+    assert len(measured.details["cells"]["1x"]["baseline"]["by_part"]) == 11
 
 
 def test_real_data_is_asked_like_a_family(toy, tmp_path):
