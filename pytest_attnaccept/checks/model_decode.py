@@ -38,26 +38,33 @@ _ROWS_CHOICE, _ROWS_DRAWS = (0.25, 1e-4), (2.0, 1e-2)
 
 
 def decode_gates(session: ModelSession, row: Tensor, context: int) -> tuple[list[Gate], list[Fact]]:
-    """Decode 160 tokens one by one: storage after 32, 96 and 160 of them, and whether the last ones are still followed."""
-    length = _decode_context(session, context)
-    ids = row.repeat(1, 1 + (length + DECODED) // row.shape[1])[:, : length + DECODED]
+    """Decode 160 tokens one by one: storage after 32, 96 and 160 of them, and whether the last ones are still followed.
+
+    Fewer where the model was trained on less than 192 tokens.
+    """
+    limit = session.trained_length or context + DECODED
+    stops = tuple(stop for stop in _STOPS if stop <= limit - _LEAST_CONTEXT)
+    if not stops:
+        return [], [Fact(name="decoded_tokens", value=0)]
+    length = max(_LEAST_CONTEXT, min(context, limit - stops[-1]))
+    ids = row.repeat(1, 1 + (length + stops[-1]) // row.shape[1])[:, : length + stops[-1]]
     one = Pattern(name="decode", prefill=None, step=1, multi=False)
     base: list[Moment] = []
     found: list[Moment] = []
     kept: list[Tensor] = []
     with session.candidate.running():
         state = prefill(session.candidate, ids[:, :length], one)
-        for start, stop in itertools.pairwise((0, *_STOPS)):
+        for start, stop in itertools.pairwise((0, *stops)):
             kept.append(extend(session.candidate, state, ids[:, length + start : length + stop]))
             found.append(moment(session.candidate, state, f"after {stop} decoded tokens"))
     with session.baseline.running():
-        for stop in _STOPS:
+        for stop in stops:
             base.append(_whole(session, ids[:, : length + stop]))
         state = prefill(session.baseline, ids[:, :length], one)
         plain = extend(session.baseline, state, ids[:, length:], step=_step(session))
     gates: list[Gate] = list(gates_of(session, base, {"decode": found}, length))
     change = _divergence(torch.cat(kept, dim=1), plain)
-    if change is not None:
+    if change is not None and stops == _STOPS:
         first, last = float(change[:, :_WINDOW].mean()), float(change[:, -_WINDOW:].mean())
         gates.append(Threshold(
             name="decode_drift", value=last, limit=max(_LOST, _DRIFT * first), unit="nats/token (KL)", n=_WINDOW,
@@ -65,13 +72,7 @@ def decode_gates(session: ModelSession, row: Tensor, context: int) -> tuple[list
             origin="policy: one nat per token is a lost continuation",
             seems="the method breaks while decoding",
         ))  # fmt: skip
-    return gates, [Fact(name="decoded_tokens", value=DECODED)]
-
-
-def _decode_context(session: ModelSession, context: int) -> int:
-    """Return a context that leaves room for the decode inside of the trained length, where there is room."""
-    limit = session.trained_length or context + DECODED
-    return max(_LEAST_CONTEXT, min(context, limit - DECODED))
+    return gates, [Fact(name="decoded_tokens", value=stops[-1])]
 
 
 def _step(session: ModelSession) -> int:

@@ -326,6 +326,17 @@ def test_the_same_caches_without_a_fault_pass(toy):
         assert decision.verdict is Verdict.PASS, decision.headline
 
 
+@pytest.mark.parametrize(("trained", "decoded"), [(40, 0), (100, 32), (150, 96), (256, 160)])
+def test_a_decode_stays_inside_of_the_trained_length(toy, trained, decoded):
+    from dataclasses import replace
+
+    with open_session(baseline=replace(toy, trained_length=trained), stack=stack("h2o", {"kv_budget": 0.5})) as session:
+        measured = session.measure("footprint", {**SHORT, "tier": 1.0, "continuation": 8})
+    facts = {fact.name: fact.value for fact in measured.facts}
+    assert facts["decoded_tokens"] == decoded
+    assert decide(measured, {}).verdict is Verdict.PASS
+
+
 def test_a_cache_for_one_row_is_named_and_not_failed(toy):
     class OneRow(PolicyLayer):
         def update(self, key_states, value_states, *args, **kwargs):
