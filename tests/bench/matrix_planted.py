@@ -176,7 +176,7 @@ def tally(seed: int, index: int, reps: int, real: Mapping[str, Any]) -> list[dic
 
 def main() -> int:
     args = options(__doc__ or "")
-    reps = 10 if args.quick else 100
+    reps = 10 if args.quick else 60
     real = real_losses()
     rows = [row for index in range(len(SCENARIOS)) for row in tally(args.seed, index, reps, real)]
 
