@@ -32,6 +32,7 @@ _SQUARE = 2047
 _SQUARE_TOP = 2305
 _SQUARE_TOP_LONG = 4097
 _SQUARE_GPU = 16384
+_PAIR_ELEMENTS = 2**27
 
 
 class Planner:
@@ -194,6 +195,11 @@ class Planner:
             found += [self.spec("needle", 2, 5, _CHEAP, variant=at) for at in self.left_out()]
         return self.fits(found)
 
+    def _pair(self) -> int:
+        """Return two batch rows where K and V of the longest length then stay below 512 MB in float32, else one."""
+        first = self.contract.variants()[0]
+        return 2 if 2 * first.kv_heads * (first.head_dim + first.v_head_dim) * self.max_length <= _PAIR_ELEMENTS else 1
+
     def left_out(self) -> tuple[int, ...]:
         """Return the variants that have no case at the longest length, because at most a dozen calls are made there."""
         if self.max_length <= _CHEAP:
@@ -212,7 +218,7 @@ class Planner:
             self.spec("codes", ragged, 2, top),
             self.spec("zero_keys", 1, 3, top) if self.contract.returns_lse else self.spec("same_values", 1, 3, top),
             self.spec("diffuse", 1, 5, top, "padded"),
-            self.spec("diffuse", 2, 1, top, "cache"),
+            self.spec("diffuse", self._pair(), 1, top, "cache"),
             self.spec("needle", 1, 2, top, "fused"),
         ]
         others = range(1, len(self.contract.variants()))
@@ -233,5 +239,7 @@ class Planner:
         return found
 
     def layouts(self) -> tuple[str, ...]:
-        """Return the layouts that the contract allows."""
-        return LAYOUTS if self.contract.strides == "any" else LAYOUTS[:1]
+        """Return the layouts that the contract allows; with pages only q and the pair of pools have any."""
+        if self.contract.strides != "any":
+            return LAYOUTS[:1]
+        return LAYOUTS if self.contract.page_size == (None,) else LAYOUTS[:3]

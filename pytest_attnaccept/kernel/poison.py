@@ -67,6 +67,8 @@ def _cases(plan: Planner) -> list[CaseSpec]:
         plan.spec("diffuse", 3, 5, 130),
         plan.spec("diffuse", 1, 130, 130),
         plan.spec("diffuse", 1, 16, top),
+        plan.spec("diffuse", 1, 300, 700, "fused"),
+        plan.spec("needle", 2, 1, top, "cache"),
     ]
     for variant in range(1, len(plan.contract.variants())):
         found.append(plan.spec("diffuse", 2, 9, 300, variant=variant))

@@ -85,6 +85,8 @@ def _large_shapes(plan: Planner) -> list[CaseSpec]:
         q_len = min(chooser.choice(_sizes(queries)), max(1, (_LARGE_PRODUCT - 1) // kv_len))
         rows_of_batch = max(1, min(_int(batch), _LARGE_PRODUCT // (q_len * kv_len)))
         found.append(plan.spec(str(family), rows_of_batch, q_len, kv_len, str(layout), at % variants, deep=False))
+    # The longest prefill that the bound on q_len * kv_len allows.
+    found.append(plan.spec("needle", 1, min(2040, top), min(2047, top), "transposed", deep=False))
     return found
 
 

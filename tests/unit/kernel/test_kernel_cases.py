@@ -79,6 +79,23 @@ def test_every_planned_case_is_inside_the_contract(keywords):
             assert spec.layout == "contiguous"
 
 
+@pytest.mark.parametrize("keywords", [{}, {"page_size": 16}, {"causal": False}], ids=str)
+def test_large_shapes_meet_every_pair_of_large_sizes(keywords):
+    plan = Planner(make_contract(**keywords), 8192, 5, cpu=True)
+    cases = [spec for spec in boundary_shapes(plan) if spec.kv_len > 513]
+    queries, keys = (0, 1, 16, 128, 300, 2**30), (513, 1025, 2049, 4097, 8192)
+
+    def place(value, edges):
+        return sum(value > edge for edge in edges)
+
+    pairs = {(place(spec.q_len, queries), place(spec.kv_len, keys)) for spec in cases}
+    assert {(q, kv) for q in range(1, 6) for kv in range(1, 5)} <= pairs
+    assert {(spec.layout, place(spec.kv_len, keys)) for spec in cases} >= {(name, kv) for name in plan.layouts() for kv in range(1, 5)}
+    assert any(spec.batch > 1 and spec.q_len == 1 and spec.kv_len == 8192 for spec in cases)
+    assert max(spec.q_len for spec in cases) >= 2040
+    assert all(spec.q_len * spec.kv_len < 2**22 for spec in cases)
+
+
 def test_what_has_no_call_at_the_longest_length_is_said():
     contract = make_contract(q_heads=[2, 4, 6, 8], kv_heads=[1, 2], head_dim=[16, 32, 48, 64], window=[None, 100])
     assert len(contract.variants()) > 12
