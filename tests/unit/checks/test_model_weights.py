@@ -156,6 +156,25 @@ def test_a_context_that_quantizes_on_the_fly_is_asked_while_it_runs(toy):
     assert judge(toy, stack("w4a16"), Candidate(context=quantized)).verdict is Verdict.PASS
 
 
+def test_weights_that_only_unit_vectors_see_are_not_used(toy):
+    class TwoFaced(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.real = nn.Parameter(layer.weight.data.clone(), requires_grad=False)
+            self.shown = four_bits(layer).weight
+
+        def forward(self, x):
+            unit = (x != 0).sum(-1, keepdim=True) <= 1
+            return torch.where(unit, x @ self.shown.T, x @ self.real.T)
+
+    one = requantized(toy.model, lambda n, layer: four_bits(layer) if "layers.0" in n else TwoFaced(layer), "test")
+    decision = judge(toy, stack("w4a16"), Candidate(one))
+    assert decision.verdict is Verdict.FAIL
+    assert "weights_used" in decision.headline
+    decision = judge(toy, stack("w4a16"), Candidate(only(toy, lambda name: True, TwoFaced)))
+    assert decision.verdict in (Verdict.FAIL, Verdict.INVALID)
+
+
 def test_layers_that_cannot_be_asked_prove_nothing(toy):
     class Fused(nn.Module):
         def __init__(self, layer):
