@@ -124,11 +124,11 @@ def deviation_of(rows: Rows, written: torch.dtype, precision: Precision, *, equa
     With `equal_scores` all probabilities may be rounded in the same direction, by up to half an ulp of P.
     """
     spacing = ulp(rows.out, written)
-    # float32 accumulation over n keys: sums of one sign in partial sums of 16 (reference statistics 7.1), and sums that
-    # cancel one key after the other, where n roundings each see a partial sum of half the size on average.
+    # float32 accumulation of n keys, one after the other at worst: sums of one sign (the denominator and V of one sign) see
+    # partial sums that grow to the end, n / 9 each; sums that cancel see partial sums of half the variance, n / 6.
     pv2 = rows.variance_p / precision.p_relative**2
     count = rows.count[..., None]
-    accumulated = 2.0**-48 * ((count / 16.0 + 1.0) * rows.out.square() + count / 6.0 * pv2)
+    accumulated = 2.0**-48 * ((count / 4.5 + 1.0) * rows.out.square() + count / 6.0 * pv2)
     # Sums that cancel (V around zero) still round at the size of their parts.
     accumulated = accumulated + 2.0**-48 * rows.weight2[..., None] * 0.25
     inner = rows.variance_p + rows.variance_s + accumulated

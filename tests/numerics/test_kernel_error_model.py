@@ -72,6 +72,11 @@ def test_legal_orders_stay_below_the_limits(habit, dtype, family):
     assert max(ratios.values()) < 0.9, ratios
 
 
+@pytest.mark.parametrize("family", ["diffuse", "needle", "shift", "ones", "same_values", "same_keys", "large_v", "ties"])
+def test_float32_sums_one_key_at_a_time_are_legal(family):
+    assert max(judge(Habit(tile=1), family, dtype="float32", kv_len=1500, returns_lse=True).values()) < 0.9
+
+
 @pytest.mark.parametrize("family", ["zero_keys", "ties", "large_v", "fingerprint", "resonant", "tail", "deep", "ramp_up"])
 def test_structured_inputs_do_not_alarm(family):
     for habit in (LEGAL["lazy"], LEGAL["split"]):
