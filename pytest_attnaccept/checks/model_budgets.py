@@ -22,7 +22,7 @@ from pytest_attnaccept.taxonomy import Method
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["budget_knobs", "budget_share", "knobs_at", "rebuilder", "stored_share"]
+__all__ = ["budget_in", "budget_knobs", "budget_share", "knobs_at", "rebuilder", "stored_share"]
 
 Entry = tuple[Method, Mapping[str, object]]
 _KNOBS = ("kv_budget", "window")
@@ -50,8 +50,13 @@ def budget_share(knobs: Mapping[str, object], tokens: int) -> float:
     >>> budget_share({"kv_budget": 0.25}, 100), budget_share({"kv_budget": 64}, 128), budget_share({"window": 500}, 100)
     (0.25, 0.5, 1.0)
     """
-    value = next(knobs[name] for name in _KNOBS if knobs.get(name) is not None)
+    value = budget_in(knobs)
     return value if isinstance(value, float) else min(1.0, int(str(value)) / tokens)
+
+
+def budget_in(knobs: Mapping[str, object]) -> object:
+    """Return the budget in `knobs`, a share or a number of entries; None where they have none."""
+    return next((knobs[name] for name in _KNOBS if knobs.get(name) is not None), None)
 
 
 def knobs_at(stack: Sequence[Entry], share: float, tokens: int) -> Mapping[str, object]:

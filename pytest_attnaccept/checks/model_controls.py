@@ -21,6 +21,7 @@ from scipy import stats as distributions
 
 from pytest_attnaccept.checks.curve_points import Point, plan_of, walk
 from pytest_attnaccept.checks.model_answers import Answer, answers
+from pytest_attnaccept.checks.model_budgets import budget_in
 from pytest_attnaccept.checks.model_data import context_tokens
 from pytest_attnaccept.checks.model_evidence import soundness_fact
 from pytest_attnaccept.checks.model_needle import DEFAULTS as NEEDLE
@@ -118,7 +119,8 @@ def _random(session: ModelSession, given: Params, length: int) -> Point | None:
     names = {method.name for method, _ in session.stack}
     if share is None or share >= 1.0 or "random_eviction" in names:
         return None
-    rest = {m.name: k for m, k in session.stack if m.name in ("kv8", "kv4", "kv2")}
+    # What else is in the stack stays: only the choice of the entries is exchanged.
+    rest = {m.name: k for m, k in session.stack if m.applies and budget_in(k) is None}
     return _walk(session, given, _applied(session, {"random_eviction": {"kv_budget": share}, **rest}), length, "random")
 
 

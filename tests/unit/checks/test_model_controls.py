@@ -87,3 +87,14 @@ def test_better_is_a_paired_comparison():
     assert model_controls.better_p([0.25] * 30, [0.25] * 30) == 1.0
     assert model_controls.better_p([0.0] * 5, [1.0] * 5) == 1.0
     assert model_controls.better_p([0.0, 0.5] * 20, [0.5, 0.0] * 20) == pytest.approx(0.5)
+
+
+def test_random_eviction_keeps_the_rest_of_the_stack(toy, monkeypatch):
+    made = []
+    real = model_controls._applied
+    monkeypatch.setattr(model_controls, "_applied", lambda session, members: made.append(members) or real(session, members))
+    stack = [entry("w4a16"), entry("streaming_llm", kv_budget=0.5), entry("kv8")]
+    with open_session(baseline=toy, stack=stack) as session:
+        session.measure("controls", {**SMALL, "contexts": 24})
+    assert [list(m) for m in made] == [["sliding_window"], ["kv2"], ["random_eviction", "w4a16", "kv8"]]
+    assert made[2]["random_eviction"]["kv_budget"] == 0.5
