@@ -14,6 +14,7 @@ from pytest_attnaccept.checks import open_session
 from pytest_attnaccept.engines.grids import on_few_levels
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.errors import EngineError
 from pytest_attnaccept.methods.rounding import int8_rows, rounded_groups
 from pytest_attnaccept.methods.stack import apply_stack
 from pytest_attnaccept.methods.w8a8 import Int8Linear
@@ -173,6 +174,23 @@ def test_weights_that_only_unit_vectors_see_are_not_used(toy):
     assert "weights_used" in decision.headline
     decision = judge(toy, stack("w4a16"), Candidate(only(toy, lambda name: True, TwoFaced)))
     assert decision.verdict in (Verdict.FAIL, Verdict.INVALID)
+
+
+@pytest.mark.parametrize(("noise", "good"), [(1e-8, True), (0.1, False)])
+def test_codes_that_flip_with_the_order_of_sums_are_not_a_broken_cache(toy, noise, good):
+    """Activations that fall to the next code in another call shape differ by more than float rounding, and by no more than
+    the method itself; a model whose cached path is wrong differs by more."""
+
+    class Flips(Int8Linear):
+        def forward(self, x):
+            return super().forward(x) * (1 + noise * x.shape[1])
+
+    candidate = Candidate(only(toy, lambda name: True, Flips))
+    if good:
+        assert judge(toy, stack("w8a8"), candidate).verdict is Verdict.PASS
+    else:
+        with pytest.raises(EngineError, match="cannot be measured through its cache"):
+            judge(toy, stack("w8a8"), candidate)
 
 
 def test_layers_that_cannot_be_asked_prove_nothing(toy):
