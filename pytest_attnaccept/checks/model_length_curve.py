@@ -14,7 +14,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_attnaccept.checks.curve_points import Point, baseline_void, cliff, plan_of, point_table, walk
 from pytest_attnaccept.checks.model_data import documents
@@ -32,7 +32,7 @@ from pytest_attnaccept.stats.sequential import SequentialPlan
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["DEFAULTS", "measure"]
+__all__ = ["DEFAULTS", "learned_positions", "measure"]
 
 DEFAULTS: Mapping[str, object] = {
     **NEEDLE,
@@ -84,13 +84,36 @@ def measure(session: ModelSession, params: Params) -> Measured:
 
 
 def _lengths(session: ModelSession, given: Params) -> list[tuple[int, bool]]:
-    """Return the lengths in tokens, shortest first, each with whether it ships; a cap drops what is longer."""
-    trained, cap = session.trained_length, given.optional_integer("max_tokens")
+    """Return the lengths in tokens, shortest first, each with whether it ships; a cap shortens what is longer.
+
+    A model whose trained length is not known has the cap as its unit, as everywhere.
+    """
+    cap = given.optional_integer("max_tokens")
+    trained = session.trained_length or cap
     if trained is None:
-        raise ContractError(f"{given.check}: the trained length of {session.baseline.loaded.spec} is not known")
-    operating = given.number("operating", 1.0)
-    found = {round(tier * trained): tier <= operating for tier in sorted(given.numbers("lengths", (1.0,)))}
-    return [(length, ships) for length, ships in found.items() if cap is None or length <= cap]
+        spec = session.baseline.loaded.spec
+        raise ContractError(f"{given.check}: the trained length of {spec} is not known; give max_tokens")
+    operating, ends = given.number("operating", 1.0), learned_positions(session.baseline.model)
+    found: dict[int, bool] = {}
+    for tier in sorted(given.numbers("lengths", (1.0,))):
+        length = max(1, round(tier * trained))
+        ships = tier <= operating
+        if ships or ends is None or length <= ends:
+            found.setdefault(length if cap is None else min(length, cap), ships)
+    return list(found.items())
+
+
+def learned_positions(model: Any) -> int | None:
+    """Return how many positions a model has a learned vector for, or None where positions are computed.
+
+    Asking for one more is an error on a CPU and destroys the whole process on a GPU.
+    """
+    tables = [
+        int(module.num_embeddings)
+        for name, module in model.named_modules()
+        if hasattr(module, "num_embeddings") and (name.endswith("wpe") or "position" in name.rpartition(".")[2])
+    ]
+    return min(tables, default=None)
 
 
 def _point(session: ModelSession, given: Params, length: int, plan: SequentialPlan) -> Point:

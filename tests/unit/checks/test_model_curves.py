@@ -227,3 +227,30 @@ def test_a_window_is_a_budget_too(toy):
         measured = session.measure("budget-curve", {**SMALL, "contexts": 24})
     assert measured.refusals == ()
     assert [p["label"] for p in measured.details["points"]][:3] == ["budget 1", "budget 0.984", "budget 0.492"]
+
+
+def test_lengths_follow_cap_trained_length_and_learned_positions(toy):
+    from types import SimpleNamespace
+
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from pytest_attnaccept.checks.model_length_curve import _lengths, learned_positions
+    from pytest_attnaccept.checks.model_params import Params
+    from pytest_attnaccept.errors import ContractError
+
+    def lengths(trained, model=toy.model, **given):
+        session = SimpleNamespace(
+            trained_length=trained, baseline=SimpleNamespace(model=model, loaded=SimpleNamespace(spec="x"))
+        )
+        return _lengths(session, Params(check="length-curve", given={"lengths": [0.25, 1, 2, 4], **given}))
+
+    assert lengths(256) == [(64, True), (256, True), (512, False), (1024, False)]
+    assert lengths(8192, max_tokens=512) == [(512, True)]
+    assert lengths(256, max_tokens=300) == [(64, True), (256, True), (300, False)]
+    assert lengths(None, max_tokens=128) == [(32, True), (128, True)]
+    with pytest.raises(ContractError, match="give max_tokens"):
+        lengths(None)
+    table = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=512, vocab_size=32))
+    assert learned_positions(table) == 512
+    assert learned_positions(toy.model) is None
+    assert lengths(256, table) == [(64, True), (256, True), (512, False)]
