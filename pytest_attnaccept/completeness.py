@@ -107,10 +107,11 @@ def _explained(
     texts: dict[str, list[str]] = {}
     for finding in found:
         texts.setdefault(f"{finding.cell}[{finding.check}]", []).append(finding.text)
+    told = {finding.cell for finding in found}
     out = []
     for r in results:
         notes = [text for text in texts.get(r.item.id, []) if text]
-        if not notes and r.record is not None and r.item.cell in missing:
+        if not notes and r.record is not None and r.item.cell in missing and r.item.cell not in told:
             notes = [f"singles not measured: {', '.join(missing[r.item.cell])}"]
         note = "; ".join(dict.fromkeys(notes))
         room = max(_LONGEST - len(note) - 2, _LONGEST // 3)
