@@ -43,6 +43,8 @@ _PROJECTION_LIMIT = 6.0
 _Z2_LIMIT = 1.25
 # A key whose loss moves the filter by less than a hundredth of a deviation cannot be judged by it.
 _NO_SIGNAL = 1e-2
+# bfloat16 and float16 outputs stay far below; the square of this times p^2 v^2 is still a float32 number.
+_LARGE_INVERSE = 1e15
 # Elements of one chunk of the edge scan (16 MB in float64).
 _EDGE_ELEMENTS = 2**21
 # Filters of one edge scan: 73 offsets at each of two edges.
@@ -173,17 +175,20 @@ def key_scan(
     first, last = int(low.min()), int(high.max())
     inverse = torch.where(diffuse[..., None], 1.0 / deviation.variance, 0.0)
     e, o, slope = error.nan_to_num() * inverse, rows.out * inverse, rows.scale_slope * inverse
-    eo, oo, so = ((a * rows.out).sum(-1)[..., None].float() for a in (e, o, slope))
-    stacked = torch.cat([e, o, slope], dim=2).float()
-    narrow = inverse.float()
+    eo, oo, so = ((a * rows.out).sum(-1)[..., None] for a in (e, o, slope))
+    # Squares of large inverse variances leave the range of float32, for instance where sinks make outputs tiny.
+    kind = torch.float64 if float(inverse.max()) > _LARGE_INVERSE else torch.float32
+    stacked = torch.cat([e, o, slope], dim=2).to(kind)
+    narrow = inverse.to(kind)
+    eo, oo, so = eo.to(kind), oo.to(kind), so.to(kind)
     count = len(rows.index)
     shape = (*rows.lse.shape[:2], last - first)
     filtered, power, own = (torch.zeros(shape, dtype=torch.float64, device=e.device) for _ in range(3))
     gain, scale = (torch.zeros(shape[:2], dtype=torch.float64, device=e.device) for _ in range(2))
     c2 = precision.p_relative**2
     for block in blocks(call, what, rows.index):
-        p = torch.exp(block.s - rows.lse[..., None]).nan_to_num(0.0).float() * diffuse[..., None]
-        v = block.v.float().transpose(-1, -2)
+        p = torch.exp(block.s - rows.lse[..., None]).nan_to_num(0.0).to(kind) * diffuse[..., None]
+        v = block.v.to(kind).transpose(-1, -2)
         products = per_head(stacked, v, what.head_map)
         ev, ov, sv = (products[:, :, at * count : (at + 1) * count] for at in range(3))
         spread = (per_head(narrow, v.square(), what.head_map) - 2.0 * ov + oo).clamp_min(0.0)
@@ -192,7 +197,7 @@ def key_scan(
         p2 = p.square()
         noise: Tensor | float = 0.0
         if precision.scores_matter:
-            noise = score_variance(call, what, precision, block, rows.index).float()
+            noise = score_variance(call, what, precision, block, rows.index).to(kind)
         signal = p2 * spread
         power[:, :, part] = signal.sum(2, dtype=torch.float64)
         own[:, :, part] = ((c2 + noise) * signal.square()).sum(2, dtype=torch.float64)

@@ -94,6 +94,14 @@ def test_declared_float32_probabilities_forbid_rounded_ones():
     assert max(judge(Habit(), probability_dtype="float32").values()) > 1.5
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_outputs_that_sinks_make_tiny_have_finite_statistics(seed):
+    """Inverse variances of 1e27 leave the range of float32 when squared."""
+    for family in ("ramp_down", "shift"):
+        ratios = judge(Habit(), family, q_len=17, kv_len=257, seed=seed, dtype="float32", sinks=True, window=65, q_heads=10, head_dim=16)
+        assert max(ratios.values()) < 0.95 and not any(math.isnan(ratio) for ratio in ratios.values())
+
+
 def hide(key):
     def hook(s, position, v, low):
         keys = torch.arange(low, low + s.shape[-1])
