@@ -64,10 +64,13 @@ def lm_eval_outcomes(
     metric
         Name of the metric, or "metric,filter"; empty: the first known one and the task's first filter.
     """
-    samples = _quietly(task, lambda: _samples(task, model, include_path, content, limit, num_fewshot))
+    result = _quietly(task, lambda: _result(task, model, include_path, content, limit, num_fewshot))
+    samples, higher = result["samples"], result.get("higher_is_better") or {}
     if not samples or not any(samples.values()):
         raise ContractError(f"benchmark: {task} has no document")
-    return [outcome for name, rows in samples.items() for outcome in _outcomes(name, rows, metric)]
+    return [
+        outcome for name, rows in samples.items() for outcome in _outcomes(name, rows, metric, higher.get(name) or {})
+    ]
 
 
 def _quietly(task: str, run: Callable[[], Any]) -> Any:
@@ -104,18 +107,17 @@ def _missing(task: str, error: Exception) -> EngineError:
     )
 
 
-def _samples(
+def _result(
     task: str, model: Any, include_path: str, content: str, limit: int | None, num_fewshot: int | None
-) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+) -> Mapping[str, Any]:
     from lm_eval import simple_evaluate
 
-    result = simple_evaluate(
+    result: Mapping[str, Any] = simple_evaluate(
         model=model, tasks=[task], task_manager=_manager(task, include_path, content), limit=limit,
         num_fewshot=num_fewshot, bootstrap_iters=0, log_samples=True, random_seed=None, numpy_random_seed=None,
         torch_random_seed=None, fewshot_random_seed=1234, confirm_run_unsafe_code=False,
     )  # fmt: skip
-    samples: Mapping[str, Sequence[Mapping[str, Any]]] = result["samples"]
-    return samples
+    return result
 
 
 def _manager(task: str, include_path: str, content: str) -> Any:
@@ -133,7 +135,7 @@ def _manager(task: str, include_path: str, content: str) -> Any:
     raise UnknownNameError("task of lm-eval", task, [name for name in known if name[:2] == task[:2]][:20])
 
 
-def _outcomes(task: str, rows: Sequence[Mapping[str, Any]], metric: str) -> list[Outcome]:
+def _outcomes(task: str, rows: Sequence[Mapping[str, Any]], metric: str, higher: Mapping[str, bool]) -> list[Outcome]:
     name, _, wanted = metric.partition(",")
     filters = list(dict.fromkeys(str(row.get("filter", "none")) for row in rows))
     chosen = wanted or filters[0]
@@ -147,21 +149,21 @@ def _outcomes(task: str, rows: Sequence[Mapping[str, Any]], metric: str) -> list
             f"benchmark: {task} has no metric {name or ' or '.join(_METRICS)!r} with a score in [0, 1] for every document"
             f" (it has {', '.join(found)}); name one with metric:"
         )
-    return [_outcome(task, row, name) for row in rows]
+    return [_outcome(task, row, name, lower=higher.get(name) is False) for row in rows]
 
 
 def _bounded(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and 0.0 <= float(value) <= 1.0
 
 
-def _outcome(task: str, row: Mapping[str, Any], metric: str) -> Outcome:
+def _outcome(task: str, row: Mapping[str, Any], metric: str, *, lower: bool) -> Outcome:
     choices = len(row.get("arguments") or ())
     answered = row.get("filtered_resps")
     texts = [text for text in (answered if isinstance(answered, list) else [answered]) if isinstance(text, str)]
     return Outcome(
         unit=f"{task}:{row['doc_id']}:{row['doc_hash'][:12]}:{row['prompt_hash'][:12]}",
         task=task,
-        score=float(row[metric]),
+        score=1.0 - float(row[metric]) if lower else float(row[metric]),  # a score: more is better
         parsed=not texts or any(text.strip() and text != "[invalid]" for text in texts),
         chance=1.0 / choices if choices > 1 else 0.0,
     )

@@ -251,6 +251,24 @@ def test_generated_code_runs_only_when_asked_for(toy, tmp_path):
     assert decide(measured, LIMITS).verdict is Verdict.INVALID
 
 
+def test_a_metric_of_which_less_is_better_is_turned_around():
+    from pytest_attnaccept.checks.benchmark_docs import _outcomes
+
+    row = {
+        "doc_id": 0,
+        "doc_hash": "d" * 64,
+        "prompt_hash": "p" * 64,
+        "arguments": {"a": 1},
+        "error": 0.25,
+        "filter": "none",
+    }
+    for higher, score in (({"error": False}, 0.75), ({"error": True}, 0.25), ({}, 0.25)):
+        assert _outcomes("t", [row], "error", higher)[0].score == score
+    for value in (float("nan"), 1.5, -0.1, "x", None):
+        with pytest.raises(ContractError, match="has no metric 'error'"):
+            _outcomes("t", [{**row, "error": value}], "error", {})
+
+
 def test_documents_with_one_prompt_are_one_unit(toy):
     from pytest_attnaccept.checks.benchmark_docs import Outcome
 
