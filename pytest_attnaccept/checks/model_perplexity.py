@@ -16,10 +16,11 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_losses import of_sums, row_names
+from pytest_attnaccept.checks.model_near import needs_context
 from pytest_attnaccept.checks.model_noise import noise_floors
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_patterns import screening_facts
-from pytest_attnaccept.checks.model_text import PatternScores, TextPass, baseline_nll, text_pass
+from pytest_attnaccept.checks.model_text import PatternScores, TextPass, text_pass
 from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, Refusal
 from pytest_attnaccept.taxonomy import Kind, Verdict
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 # policy: a uniform guess has the vocabulary as its perplexity; a baseline that is not ten times better has read the text
 # with the wrong tokenizer or without its weights (a misread GGUF tokenizer gives 54063 at a vocabulary of 49152)
 _GUESSING = 10
-_NEAR = 32  # tokens that a baseline without the rest of the context sees
-_NEEDS_NATS = 1.0  # policy: a token whose likelihood falls by a factor e without the context needs it
 
 __all__ = ["measure_divergence", "measure_perplexity"]
 
@@ -40,7 +39,7 @@ def measure_perplexity(session: ModelSession, params: Params) -> Measured:
     done = text_pass(session, params)
     vocabulary = int(session.baseline.model.get_input_embeddings().weight.shape[0])
     gates = tuple(_perplexity_gate(done, scores, vocabulary) for scores in done.patterns)
-    needing = _needs_context(session, done, params) if done.shared_tokens else None
+    needing = needs_context(session, done, params.integer("step", 8)) if done.shared_tokens else None
     facts = (*_facts(session, done), *_perplexity_facts(done), *_key_facts(done, needing))
     return Measured(
         gates=gates,
@@ -79,7 +78,11 @@ def measure_divergence(session: ModelSession, params: Params) -> Measured:
         gates.append(_mean_gate(_gate_name("kl", scores.pattern), scores.kl, "nats/token", where))
         gates.append(_mean_gate(_gate_name("top1", scores.pattern), scores.flips, "share of tokens", where))
     step = params.integer("step", 8)
-    facts = (*_facts(session, done), *_tail_facts(done), *noise_floors(session, done.data.rows[0], done.data.continuation, step))
+    facts = (
+        *_facts(session, done),
+        *_tail_facts(done),
+        *noise_floors(session, done.data.rows[0], done.data.continuation, step),
+    )
     return Measured(
         gates=tuple(gates),
         facts=facts,
@@ -179,16 +182,6 @@ def _nll_curve(done: TextPass) -> dict[str, dict[str, list[float]]]:
             for name, rows in sides.items()
         }
     return table
-
-
-def _needs_context(session: ModelSession, done: TextPass, params: Params) -> list[Tensor]:
-    """Return, per document, which scored tokens the baseline predicts only with the whole context.
-
-    The contrast is the baseline's own (LongPPL, arXiv 2410.23771): its NLL behind the last 32 tokens of the context alone
-    against its NLL behind all of it. Nothing of the candidate takes part in the choice.
-    """
-    near = baseline_nll(session, done, _NEAR, params.integer("step", 8))
-    return [short - whole > _NEEDS_NATS for short, whole in zip(near, done.patterns[0].base_nll, strict=True)]
 
 
 def _key_facts(done: TextPass, needing: list[Tensor] | None) -> list[Fact]:

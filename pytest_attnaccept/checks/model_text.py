@@ -24,7 +24,7 @@ from pytest_attnaccept.engines.through_cache import Pattern, teacher_forced
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["DEFAULTS", "PatternScores", "TextPass", "baseline_nll", "text_pass"]
+__all__ = ["DEFAULTS", "PatternScores", "TextPass", "text_pass"]
 
 DEFAULTS: Mapping[str, object] = {
     "documents": 20,  # independent clusters
@@ -105,19 +105,6 @@ def _mean_nll(session: ModelSession, length: int, continuation: int) -> MeanNLL:
         return float(torch.cat(losses).double().mean())
 
     return measured
-
-
-def baseline_nll(session: ModelSession, done: TextPass, near: int, step: int) -> list[Tensor]:
-    """Return the baseline's NLL of every scored token behind the last `near` tokens of its context alone."""
-    how = pattern_of(session, session.baseline, "one-shot", step)
-    width = done.data.continuation + near
-    found: dict[int, Tensor] = {}
-    for group in batches([row.shape[1] for row in done.data.rows], session.batch):
-        rows = torch.cat([done.data.rows[number][:, -width:] for number in group])
-        context = rows.shape[1] - done.data.continuation
-        nll = _nll(_log_probabilities(session, session.baseline, rows, context, how), rows[:, context:])
-        found.update({number: nll[at] for at, number in enumerate(group)})
-    return [found[number] for number in range(len(done.data.rows))]
 
 
 def _shares_tokens(session: ModelSession, data: Documents) -> bool:
