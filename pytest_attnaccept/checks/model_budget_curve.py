@@ -23,6 +23,7 @@ from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_needle import DEFAULTS as NEEDLE
 from pytest_attnaccept.checks.model_needle import needle_items
 from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.errors import AttnAcceptError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, PairedScores, Refusal
 from pytest_attnaccept.stats.curves import CertifiedRange, certified_range, degradation_area
 from pytest_attnaccept.stats.sequential import SequentialPlan
@@ -56,7 +57,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
             " measured; give a factory such as `def candidate(kv_budget=0.25)` to have the curve measured"
         )
     plan = plan_of(session, given, given.integer("contexts", 50))
-    points = _walked(session, given, plan, length, own)
+    points, stopped = _walked(session, given, plan, length, own)
     at = next(number for number, point in enumerate(points) if point.at == own)
     claim = certified_range([p.on_curve() for p in points], easy_end="high", unit="of the context")
     edge, steps = cliff(points, given.number("margin", 0.05), given.number("alpha", 0.05), session.seed)
@@ -69,8 +70,9 @@ def measure(session: ModelSession, params: Params) -> Measured:
             *not_evidence(session, length, identical=identical, params=given),
             *_out_of_order(points, at, claim),
             *_not_followed(session, given, length, points, own),
+            *_half_missing(given, points, own, stopped),
         ),
-        resolution=f"{claim.text}, at {length} tokens",
+        resolution=f"{claim.text}, at {length} tokens" + (f"; {stopped}" if stopped else ""),
         data_digest=points[at].digest,
         details={
             "points": point_table(points),
@@ -94,14 +96,25 @@ def _budgets(given: Params, own: float) -> list[float]:
     return sorted(set(chosen), reverse=True)
 
 
-def _walked(session: ModelSession, given: Params, plan: SequentialPlan, length: int, own: float) -> list[Point]:
-    """Measure all budgets, easy end first."""
+def _walked(
+    session: ModelSession, given: Params, plan: SequentialPlan, length: int, own: float
+) -> tuple[list[Point], str]:
+    """Measure all budgets, easy end first; the text says where a smaller budget than the operating one could not be run.
+
+    Nothing behind such a budget is measured, so nothing behind it can be claimed.
+    """
     points: list[Point] = []
     for share in _budgets(given, own):
-        side = session.candidate if share == own else session.at_budget(share, length)
-        if side is not None:
-            points.append(walk(session, given, side, length, plan, at=share, label=f"budget {share:.3g}"))
-    return points
+        label = f"budget {share:.3g}"
+        try:
+            side = session.candidate if share == own else session.at_budget(share, length)
+            if side is not None:
+                points.append(walk(session, given, side, length, plan, at=share, label=label))
+        except AttnAcceptError as error:
+            if share >= own:
+                raise
+            return points, f"{label} cannot be run: {error}"
+    return points, ""
 
 
 def _not_followed(
@@ -128,10 +141,10 @@ def _halving(given: Params, plan: SequentialPlan, points: Sequence[Point], own: 
 
     Where the walk of the half stopped decides how many contexts there are; the level of that look pays for it.
     """
-    if given.optional_number("halving") is None:
-        return []
     here = next(p for p in points if p.at == own)
-    half = next(p for p in points if p.at == own / 2)
+    half = next((p for p in points if p.at == own / 2), None)
+    if given.optional_number("halving") is None or half is None:
+        return []
     n = min(len(here.losses), len(half.losses))
     look = max(number for number, stop in enumerate(plan.looks) if stop <= n)
     drops = tuple(b - a for a, b in zip(here.losses[:n], half.losses[:n], strict=True))
@@ -147,6 +160,13 @@ def _halving(given: Params, plan: SequentialPlan, points: Sequence[Point], own: 
         where=f"from {here.label} to {half.label}, {n} contexts",
     )
     return [gate]
+
+
+def _half_missing(given: Params, points: Sequence[Point], own: float, stopped: str) -> tuple[Refusal, ...]:
+    """Refuse where a limit asks for half of the operating budget and it could not be run."""
+    if given.optional_number("halving") is None or any(p.at == own / 2 for p in points):
+        return ()
+    return (Refusal(verdict=Verdict.INCOMPLETE, reason=f"half of the operating budget was not measured: {stopped}"),)
 
 
 def _out_of_order(points: Sequence[Point], at: int, claim: CertifiedRange) -> tuple[Refusal, ...]:

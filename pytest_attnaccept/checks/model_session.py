@@ -131,7 +131,7 @@ class ModelSession:
         Parameters
         ----------
         check_id
-            ``identity``, ``footprint``, ``divergence``, ``perplexity``, ``equality`` or ``needle-<tier>x``.
+            A name of `model_registry.CHECKS`; ``needle-<tier>x`` and ``long-range-<family>`` go on with a length or a name.
         params
             Parameters of the check; unknown ones belong to the verdict and are ignored here.
 

@@ -254,3 +254,25 @@ def test_lengths_follow_cap_trained_length_and_learned_positions(toy):
     assert learned_positions(table) == 512
     assert learned_positions(toy.model) is None
     assert lengths(256, table) == [(64, True), (256, True), (512, False)]
+
+
+def test_a_budget_that_cannot_be_run_ends_the_curve_and_half_of_the_budget_must_be_there(toy):
+    def few_only(kv_budget=0.99):
+        if kv_budget < 0.3:
+            raise ValueError("needs 40 entries")
+        return streaming(toy.model, kv_budget)
+
+    def not_half(kv_budget=0.99):
+        if kv_budget < 0.9:
+            raise ValueError("needs 120 entries")
+        return streaming(toy.model, kv_budget)
+
+    small = {**SMALL, "contexts": 24, "halving": 0.9}
+    with opened(toy, "streaming_llm", few_only, kv_budget=0.99) as session:
+        measured = session.measure("budget-curve", small)
+    assert [p["label"] for p in measured.details["points"]] == ["budget 1", "budget 0.99", "budget 0.495"]
+    assert "budget 0.25 cannot be run" in measured.resolution
+    assert measured.refusals == ()
+    with opened(toy, "streaming_llm", not_half, kv_budget=0.99) as session:
+        measured = session.measure("budget-curve", small)
+    assert [r.verdict for r in measured.refusals] == [Verdict.INCOMPLETE]
