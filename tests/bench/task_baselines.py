@@ -152,8 +152,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    given = [f"--only {' '.join(options.only)}"] if len(options.only) < len(ROWS) else []
     header = {
-        "command": " ".join(["python", "tests/bench/task_baselines.py", *(arguments or sys.argv[1:])]),
+        "command": " ".join(
+            ["python tests/bench/task_baselines.py", options.model, f"--contexts {options.contexts}"]
+            + ["--lengths", *map(str, options.lengths), *given]
+        ),
         "commit": commit,
         "seed": options.seed,
     }
