@@ -155,8 +155,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = [f"--only {' '.join(options.only)}"] if len(options.only) < len(ROWS) else []
     header = {
         "command": " ".join(
-            ["python tests/bench/task_baselines.py", options.model, f"--contexts {options.contexts}"]
-            + ["--lengths", *map(str, options.lengths), *given]
+            ["python tests/bench/task_baselines.py", options.model, "--contexts", str(options.contexts), "--lengths"]
+            + [str(length) for length in options.lengths]
+            + given
         ),
         "commit": commit,
         "seed": options.seed,
