@@ -35,13 +35,13 @@ class Left:
 
 
 def left_behind(run: Callable[[], Any], models: Iterable[Any]) -> Left:
-    """Run `run` and return what is in memory after it besides its result and `models`.
+    """Run `run` and return what is in memory after it besides its result and the parameters of `models`.
 
     Call it once before, with another input, so that what is made on first use (imports, rotary tables, kernels) is not
     counted, and what is overwritten changes.
     """
     gc.collect()
-    own = {t.data_ptr() for model in models for t in (*model.parameters(), *model.buffers())}
+    own = {t.data_ptr() for model in models for t in model.parameters()}  # a buffer of a model can be written to
     buffers = _buffers(own)
     pages = [_pages(buffer) for buffer in buffers]
     before = own | {buffer.data_ptr() for buffer in buffers} | set(live_storages())
@@ -68,7 +68,7 @@ def left_behind(run: Callable[[], Any], models: Iterable[Any]) -> Left:
 
 
 def _buffers(own: set[int]) -> list[Tensor]:
-    """Return every tensor and writable array of this process that is no part of a model, one per storage, as bytes."""
+    """Return every tensor and writable array of this process that is no parameter, one per storage, as bytes."""
     found: dict[int, Tensor] = {}
     for item in gc.get_objects():
         for held in gc.get_referents(item):  # arrays are not in the list themselves, only what refers to them

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.memory import left_behind
 from pytest_attnaccept.engines.specs import parse_spec
 from pytest_attnaccept.engines.storage import layer_storage
-from pytest_attnaccept.engines.through_cache import parse_pattern
+from pytest_attnaccept.engines.through_cache import parse_pattern, prefill
 from pytest_attnaccept.methods.eviction import SinksAndRecent
 from pytest_attnaccept.methods.layer import PolicyLayer
 from pytest_attnaccept.methods.stack import apply_stack
@@ -148,14 +150,25 @@ def test_memory_of_the_process_shows_it_too(toy, layer, found):
     ids = torch.arange(96)[None] % 300
 
     def run(text=ids):
-        from pytest_attnaccept.engines.through_cache import prefill
-
         return prefill(side, text, parse_pattern("one-shot", 1))
 
     run(ids.flip(1))
     left = left_behind(run, [toy.model])
     assert found is None or getattr(left, found) > 90_000
     assert found is not None or left.total < 50_000  # a file is not memory: only the damage shows it
+
+
+def test_a_buffer_of_the_model_is_no_hiding_place(toy):
+    model = copy.deepcopy(toy.model)
+    model.register_buffer("pool", POOL, persistent=False)
+    side = candidate_side(replace(toy, model=model), Candidate(model, cache=caches(toy, InPool)))
+    ids = torch.arange(96)[None] % 300
+
+    def run(text=ids):
+        return prefill(side, text, parse_pattern("one-shot", 1))
+
+    run(ids.flip(1))
+    assert left_behind(run, [model]).rewritten > 90_000
 
 
 def candidate_side(toy, around):
@@ -169,8 +182,6 @@ def test_an_honest_run_leaves_nothing_behind(toy):
     ids = torch.arange(96)[None] % 300
 
     def run():
-        from pytest_attnaccept.engines.through_cache import prefill
-
         with side.running():
             return prefill(side, ids, parse_pattern("one-shot", 1))
 
@@ -328,8 +339,6 @@ def test_the_same_caches_without_a_fault_pass(toy):
 
 @pytest.mark.parametrize(("trained", "decoded"), [(40, 0), (100, 32), (150, 96), (256, 160)])
 def test_a_decode_stays_inside_of_the_trained_length(toy, trained, decoded):
-    from dataclasses import replace
-
     with open_session(baseline=replace(toy, trained_length=trained), stack=stack("h2o", {"kv_budget": 0.5})) as session:
         measured = session.measure("footprint", {**SHORT, "tier": 1.0, "continuation": 8})
     facts = {fact.name: fact.value for fact in measured.facts}
