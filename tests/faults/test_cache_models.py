@@ -274,3 +274,22 @@ def test_transformers_generation_passes(name, check):
 def test_transformers_sampling_follows_the_model(name):
     plan = DecoderPlan(greedy_prompts=3, greedy_tokens=12, prompts=1, draws=1000, depth=5, paths=300)
     assert decide(decoder_measure("distribution", OPTIONS[name], plan), {}).verdict is Verdict.PASS
+
+
+def quantized(model, residual):
+    from pytest_attnaccept.methods.stack import apply_stack
+    from pytest_attnaccept.registry import Registry, check_knobs
+
+    method = Registry.builtin().get("kv8")
+    knobs = check_knobs(method, {"residual": residual, "group_size": 8}, "test")
+    return apply_stack(model, [(method, knobs)], seed=0).candidate
+
+
+@pytest.mark.parametrize("check", ["chunked", "prefix", "batch", "reuse", "preempt"])
+def test_quantized_caches_pass_at_identity_and_fail_behind_it(check):
+    """With a residual longer than every request nothing is quantized; with none, everything is."""
+    model = tiny_llama()
+    for residual, wanted in ((1024, Verdict.PASS), (0, Verdict.FAIL)):
+        candidate = quantized(model, residual)
+        measured = measure_model_state(check, candidate.model, seed=0, cache=candidate.cache, baseline=model)
+        assert decide(measured, {}).verdict is wanted, (residual, measured)
