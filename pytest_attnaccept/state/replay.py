@@ -141,9 +141,11 @@ class CacheReplay:
         The poison is finite: a kernel may multiply a masked row by zero.
         """
         show = getattr(self._cache, "unused_storage", None)
-        for tensor in show() if callable(show) else ():
-            tensor.fill_(_POISON.get(tensor.dtype, 0.0))
-            self.poisoned += 1
+        shown = show() if callable(show) else ()
+        for tensor in shown if isinstance(shown, (list, tuple)) else ():
+            if isinstance(tensor, torch.Tensor) and tensor.dtype in _POISON:
+                tensor.fill_(_POISON[tensor.dtype])
+                self.poisoned += 1
 
     def _call_twin(self, op: Op) -> None:
         try:

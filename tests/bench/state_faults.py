@@ -1,13 +1,17 @@
 """Which faults of caches, prefix caches, decoders and models are caught, by which check, in how many steps and seconds.
 
 Run from the repository: ``PYTHONPATH=. python tests/bench/state_faults.py``. Writes results/state_faults.md.
+With names of surfaces (cache, prefix_cache, decoder, model) only these are measured; the others keep their rows in
+results/state_faults.json.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -59,8 +63,7 @@ def _timed(surface: str, row: Any, measure: Any) -> list[object]:
     return [surface, row.name, row.source, row.check, f"{caught} ({verdict})", steps, f"{seconds:.1f}", words[:120]]
 
 
-def rows() -> Iterator[list[object]]:
-    """Yield one row per fault."""
+def _caches() -> Iterator[list[object]]:
     for row in BROKEN_CACHES:
         contract = make_cache_contract(**{**SHAPE, **row.keywords})
         yield _timed(
@@ -70,20 +73,38 @@ def rows() -> Iterator[list[object]]:
                 row.check, row.factory, contract, seed=SEED, device="cpu", programs=PROGRAMS
             ),
         )
-    for prefix in BROKEN_PREFIX_CACHES:
-        declared = make_prefix_contract(block_size=prefix.block_size)
+
+
+def _prefix_caches() -> Iterator[list[object]]:
+    for row in BROKEN_PREFIX_CACHES:
+        contract = make_prefix_contract(block_size=row.block_size)
         yield _timed(
             "prefix_cache",
-            prefix,
-            lambda row=prefix, contract=declared: measure_prefix_cache(
+            row,
+            lambda row=row, contract=contract: measure_prefix_cache(
                 row.check, row.factory, contract, seed=SEED, device="cpu", programs=PROGRAMS
             ),
         )
-    for decoder in (*BROKEN_DECODERS, *(row for row, _ in BELOW_RESOLUTION.values())):
-        promised = make_decoder_contract(vocab_size=8, **decoder.keywords)
-        yield _timed("decoder", decoder, lambda row=decoder, contract=promised: _decoder(row, contract))
-    for broken in BROKEN_MODELS:
-        yield _timed("model", broken, lambda row=broken: _model(row))
+
+
+def _decoders() -> Iterator[list[object]]:
+    for row in (*BROKEN_DECODERS, *(row for row, _ in BELOW_RESOLUTION.values())):
+        contract = make_decoder_contract(vocab_size=8, **row.keywords)
+        yield _timed("decoder", row, lambda row=row, contract=contract: _decoder(row, contract))
+
+
+def _models() -> Iterator[list[object]]:
+    for row in BROKEN_MODELS:
+        yield _timed("model", row, lambda row=row: _model(row))
+
+
+SURFACES: dict[str, Callable[[], Iterator[list[object]]]] = {
+    "cache": _caches,
+    "prefix_cache": _prefix_caches,
+    "decoder": _decoders,
+    "model": _models,
+}
+STORE = RESULTS / "state_faults.json"
 
 
 def _decoder(row: Any, contract: Any) -> Measured:
@@ -104,14 +125,20 @@ def _model(row: Any) -> Measured:
     return measure_model_state(row.check, model, seed=SEED, cache=cache, baseline=baseline)
 
 
-def main() -> None:
-    """Measure all faults and write the table."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+def _measure(name: str) -> dict[str, list[list[object]]]:
+    """Measure one surface; return the rows of all surfaces measured so far."""
     found = []
-    for row in rows():
+    for row in SURFACES[name]():
         print(*row, sep=" | ", flush=True)
         found.append(row)
+    kept: dict[str, list[list[object]]] = json.loads(STORE.read_text(encoding="utf-8")) if STORE.exists() else {}
+    kept[name] = found
+    STORE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return kept
+
+
+def _write(kept: dict[str, list[list[object]]]) -> None:
+    found = [row for name in SURFACES for row in kept.get(name, [])]
     caught = sum("caught" in str(row[4]) for row in found)
     lines = head(
         "Faults of state: caught or missed",
@@ -132,5 +159,13 @@ def main() -> None:
     (RESULTS / "state_faults.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def main(names: list[str]) -> None:
+    """Measure the named surfaces, or all, and write the table."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for name in names or SURFACES:
+        _write(_measure(name))
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

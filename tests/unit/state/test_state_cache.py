@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fixtures.broken.caches import NoCopyOnWrite, PageAddressWraps, RacingRows, TruncateDoesNothing
-from fixtures.good.caches import ContiguousCache, PagedCache
+from fixtures.good.caches import ContiguousCache, PagedCache, attention
 from pytest_attnaccept.errors import AcceptanceFailure, CandidateError, ContractError
 from pytest_attnaccept.state.cache import CACHE_CHECKS, make_cache_contract, measure_cache
 from pytest_attnaccept.state.replay import CacheReplay
@@ -214,3 +214,58 @@ def test_replay_raises_the_candidates_error():
 def test_checks_have_plain_ids():
     assert all(check.isidentifier() for check in CACHE_CHECKS)
     assert len(set(CACHE_CHECKS)) == len(CACHE_CHECKS)
+
+
+def facts(measured):
+    return {fact.name: fact.value for fact in measured.facts}
+
+
+@pytest.mark.parametrize("check", ["programs", "fork", "reuse"])
+def test_some_programs_hold_twenty_sequences(check):
+    measured = measure(check, lambda: PagedCache(**POOL), programs=40)
+    assert facts(measured)["sequences at once"] >= 18
+    small = measure(check, lambda: PagedCache(**{**POOL, "capacity_tokens": 32}), programs=40, capacity_tokens=32)
+    assert not failed(small)
+    assert not small.refusals
+
+
+def test_unused_storage_is_overwritten_where_it_is_shown():
+    measured = measure("reuse", lambda: PagedCache(**POOL), programs=10)
+    assert facts(measured)["unused tensors poisoned"] > 100
+    assert not failed(measured)
+    assert facts(measure("reuse", ContiguousCache, programs=3))["unused tensors poisoned"] == 0
+
+
+@pytest.mark.parametrize("shown", [5, None, "pages", [3, 4], [torch.zeros(2, dtype=torch.int32)]])
+def test_what_is_no_storage_is_left_alone(shown):
+    class Odd(PagedCache):
+        def unused_storage(self):
+            return shown
+
+    measured = measure("reuse", lambda: Odd(**POOL), programs=3)
+    assert not failed(measured)
+    assert facts(measured)["unused tensors poisoned"] == 0
+
+
+def test_a_twin_of_another_kernel_is_not_bitwise_equal():
+    class Wider(ContiguousCache):
+        def attend(self, seq, queries):
+            keys, values = self.rows[seq]
+            return attention(queries.double(), keys.double(), values.double()).to(queries.dtype)
+
+    assert not failed(measure("programs", lambda: PagedCache(**POOL), programs=5, bitwise_to=ContiguousCache))
+    measured = measure("programs", lambda: PagedCache(**POOL), programs=5, bitwise_to=Wider)
+    assert failed(measured)
+    assert "bit for bit" in measured.gates[0].where
+    assert "bitwise_to=twin_factory" in measured.reproduce
+
+
+def test_a_twin_that_raises_is_the_contracts_fault():
+    class Raises(ContiguousCache):
+        def attend(self, seq, queries):
+            raise RuntimeError("no kernel")
+
+    with pytest.raises(ContractError, match="no kernel"):
+        measure("edges", lambda: PagedCache(**POOL), bitwise_to=Raises)
+    with pytest.raises(ContractError, match="bitwise_to"):
+        make_cache_contract(**{**KEYWORDS, "bitwise_to": 3})
