@@ -144,7 +144,8 @@ def _measured(run: DecoderRun, found: _Found) -> Measured:
             f"too little entropy at this temperature (needs {_LEAST_DOUBT:g})"
         )
         refusals = (Refusal(verdict=Verdict.INVALID, reason=reason),)
-    all_gates = gates(found.evidence, seems)
+    # Answers of a single token have no pairs: a test of nothing is no test.
+    all_gates = gates([item for item in found.evidence if item.n > 0], seems)
     failed = any(gate.value > gate.limit for gate in all_gates)
     return Measured(
         gates=all_gates,

@@ -335,3 +335,20 @@ def test_filters_reach_candidates_that_take_any_keyword():
     for candidate in (as_dict, by_name, forwards_names, forwards_dict):
         measured = measure("distribution", candidate, temperatures=(1.0,), sampling={"top_k": 3})
         assert decide(measured, {}).verdict is Verdict.PASS, candidate
+
+
+def test_answers_that_all_end_at_once_are_understood():
+    """A target whose end token nearly always comes first leaves few tokens, no pairs, and no false alarm."""
+    table = torch.tensor([[0.0, 0.5, 1.0, 0.2, 4.0], [0.3, 0.0, 0.1, 0.9, 4.2]])
+
+    def target(tokens):
+        return table[len(tokens) % 2]
+
+    def stops(prompt, max_new_tokens, temperature, seed):
+        out = plain_decoder(target)(prompt, max_new_tokens, temperature, seed).tolist()
+        return torch.tensor(out[: out.index(4) + 1] if 4 in out else out)
+
+    for check in ("distribution", "seeds", "state"):
+        measured = measure(check, stops, target)
+        assert not any(gate.value > gate.limit for gate in measured.gates), check
+        assert all(gate.n > 0 for gate in measured.gates)
