@@ -77,6 +77,7 @@ def verdict(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--html", type=Path, help="also write the HTML report")
     parser.add_argument("--junit", type=Path, help="also write JUnit XML, one testcase per item")
+    parser.add_argument("--markdown", type=Path, help="also write the matrix as Markdown")
     args = parser.parse_args(argv)
     if not args.folder.is_dir():
         raise RecordError(f"{args.folder}: is not a folder")
@@ -93,6 +94,10 @@ def verdict(argv: Sequence[str]) -> int:
         from pytest_attnaccept.reports.page import write_page
 
         write_page(args.html, result)
+    if args.markdown is not None:
+        from pytest_attnaccept.reports.matrix import write_markdown
+
+        write_markdown(args.markdown, result)
     if args.junit is not None:
         from pytest_attnaccept.reports.xml import write_junit
 
@@ -101,12 +106,14 @@ def verdict(argv: Sequence[str]) -> int:
 
 
 def report(argv: Sequence[str]) -> int:
-    """Write the HTML report of the records under a folder; the exit status is the verdict's."""
+    """Write the HTML report of the records under a folder, and the matrix as Markdown; the exit status is the verdict's."""
     parser = argparse.ArgumentParser(prog="pytest_attnaccept report", description=report.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--html", type=Path, default=Path("attnaccept.html"))
+    parser.add_argument("--markdown", type=Path, help="also write the matrix as Markdown")
     args = parser.parse_args(argv)
-    return verdict([str(args.folder), "--html", str(args.html)])
+    more = [] if args.markdown is None else ["--markdown", str(args.markdown)]
+    return verdict([str(args.folder), "--html", str(args.html), *more])
 
 
 def compare(argv: Sequence[str]) -> int:

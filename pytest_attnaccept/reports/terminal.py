@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pytest_attnaccept.completeness import GateResult, ItemResult
 from pytest_attnaccept.protocol import LATER_APPROXIMATE
+from pytest_attnaccept.reports.matrix import matrix_lines
 from pytest_attnaccept.taxonomy import Kind, Verdict
 
 __all__ = ["summary_lines"]
@@ -33,6 +34,7 @@ def summary_lines(
     if len(blocking) > MOST_SHOWN:
         lines.append((f"  ... and {len(blocking) - MOST_SHOWN} more in {_shown(out)}/verdict.json", False))
     lines += [(f"  note: {text}", None) for text in _notes(result)]
+    lines += [(text, None) for text in matrix_lines(result)] if explicit else []
     if explicit and good:
         lines.append((f"claim: {result.claim}", None))
     if explicit and not good and result.results:
