@@ -44,6 +44,8 @@ PLAN = DecoderPlan(
     late_draws=1,
     long_run=100,
 )
+DECODERS = ("plain sampling", "speculative, depth 3", "prompt lookup")
+MODELS = ("Llama, DynamicCache", "Gemma3, sliding layers", "Mistral, sliding layers")
 SLIDING = {"head_dim": 16, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
 
 Row = tuple[str, str, int, int, int, float, float]
@@ -171,6 +173,9 @@ def _write(kept: dict[str, list[Any]]) -> None:
         "Worst: largest gate value over its limit. CPU seconds on one core.",
         "",
     ]
+    done, wanted = {row[1] for row in found}, [*good_caches(), *good_prefix_caches(), *DECODERS, *MODELS]
+    if missing := [name for name in wanted if name not in done]:
+        lines += [f"Not measured: {', '.join(missing)}.", ""]
     shown = ((*row[:5], f"{row[5]:.2f}", f"{row[6]:.0f}") for row in found)
     lines += table(("surface", "object", "measurements", "FAIL", "other blocking", "worst", "s"), shown)
     lines += ["", f"One whole cache contract, six checks under the profile smoke ({SMOKE_PROGRAMS} programs each):", ""]

@@ -148,6 +148,15 @@ def _write(kept: dict[str, list[list[object]]]) -> None:
         f"{caught} of {len(found)} faults are caught by the check that their row names. CPU seconds on one core.",
         "",
     ]
+    wanted = {
+        "cache": BROKEN_CACHES,
+        "prefix_cache": BROKEN_PREFIX_CACHES,
+        "decoder": (*BROKEN_DECODERS, *(row for row, _ in BELOW_RESOLUTION.values())),
+        "model": BROKEN_MODELS,
+    }
+    for surface, rows in wanted.items():
+        if missing := [row.name for row in rows[len(kept.get(surface, [])) :]]:
+            lines += [f"Not measured ({surface}): {', '.join(missing)}.", ""]
     lines += table(
         ("surface", "fault", "source", "check", "result", "steps of the minimal program", "s", "the failure says"),
         found,
