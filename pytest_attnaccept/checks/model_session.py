@@ -238,7 +238,8 @@ def open_session(
         around = apply_stack(first.model, stack, seed=seed).candidate
         second = side_of("candidate", with_model(base_model, around, device, name), around)
         still = identity_stack(first.model, stack, seed=seed)
-        third = side_of("candidate", base_model, still.candidate) if still else None
+        plain = still.candidate if still else None
+        third = side_of("candidate", with_model(base_model, plain, device, name), plain) if plain else None
     else:
         model, around = build_side("candidate", candidate, device, name, base_model)
         second, third = side_of("candidate", model, around), None
