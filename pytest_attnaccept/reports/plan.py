@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.profiles import Profile
-from pytest_attnaccept.protocol import not_gated_yet
+from pytest_attnaccept.protocol import CURVES, not_gated_yet
 from pytest_attnaccept.taxonomy import Kind, Surface
 
 __all__ = ["plan_lines"]
@@ -58,6 +59,11 @@ def _sample(item: PlannedItem, profile: Profile, family: int) -> str:
     for check, unit in (("long-range", "contexts"), ("benchmark", "documents")):
         if item.check.startswith(f"{check}-"):
             return _paired_power(item, check, unit, profile)
+    if item.check in CURVES:
+        points = [x for k in ("budgets", "lengths") for x in cast("Sequence[object]", params.get(k) or ())]
+        shown = f" at each of {', '.join(map(str, points))}" if points else ""
+        margin = f", margin {item.limits['needle']:g}" if "needle" in item.limits else ""
+        return f"n={params.get('contexts', '?')} contexts{shown}{margin} at alpha {profile.alpha:g}"
     if name == "samples":
         return f"every item of the two logs, margin {item.limits.get('samples', 0):g} at alpha {profile.alpha:g}"
     return "deterministic: no sampling error"
