@@ -87,6 +87,12 @@ def _large_shapes(plan: Planner) -> list[CaseSpec]:
         found.append(plan.spec(str(family), rows_of_batch, q_len, kv_len, str(layout), at % variants, deep=False))
     # The longest prefill that the bound on q_len * kv_len allows.
     found.append(plan.spec("needle", 1, min(2040, top), min(2047, top), "transposed", deep=False))
+    if plan.contract.has_lengths:
+        # Drawn lengths rarely fill the rows above the first; here all of them reach the last tiles.
+        full = [plan.spec("needle", 3, 1, size, deep=False) for size in (min(2049, top), top)]
+        found += [
+            replace(spec, lengths=(spec.kv_len, plan.contract.fit_kv(spec.kv_len - 1), spec.kv_len)) for spec in full
+        ]
     return found
 
 
