@@ -30,7 +30,10 @@ def test_serial_failing_item(gated: Project) -> None:
     out = gated.run(GATE)
     assert (out.ret, out.failed, len(out.records), out.gate) == (1, 2, 2 * N, "FAIL")
     assert out.tally == {"PASS": 2 * N - 2, "FAIL": 2}
-    assert "evidence: .attnaccept/verdict.json; run only what is not green: pytest --lf --accept-resume" in out.text
+    assert (
+        f"evidence: .attnaccept/verdict.json; run only what is not green: pytest {GATE} --lf --accept-resume"
+        in out.text
+    )
     first = out.text.index("GATE FAIL under profile smoke")
     assert first < out.text.index("FAIL test_gate.py::test_h2o[perplexity]", first)
 
