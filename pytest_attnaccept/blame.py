@@ -2,7 +2,8 @@
 
 The loss of a member in company is the loss of the whole minus that of the stack without it. A member is named when it
 carries at least half a margin there, or loses a whole margin alone (two members that each destroy everything carry
-nothing at the margin).
+nothing at the margin), and it is no bystander: its loss is at least a quarter of the worst member's. Beside a member that
+loses 40 points, one that loses 5 is not what broke the stack, and 5 points of a small sample are noise.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from pytest_attnaccept.stats.matrix import Suspect, attribute
 
 __all__ = ["blame", "culprits"]
 
+BYSTANDER = 0.25
+"""Share of the worst member's loss below which a member is not named (policy: an order of size, not a close call)."""
+
 
 def culprits(
     full: float, singles: Mapping[str, float], without: Mapping[str, float], margin: float
 ) -> tuple[Suspect, ...]:
     """Return the members of a failed stack that are held responsible, largest share first."""
-    return tuple(s for s in attribute(full, dict(singles), dict(without), margin) if s.named)
+    named = [s for s in attribute(full, dict(singles), dict(without), margin) if s.named]
+    worst = max((max(s.marginal, s.single) for s in named), default=0.0)
+    return tuple(s for s in named if max(s.marginal, s.single) >= BYSTANDER * worst)
 
 
 def blame(

@@ -245,6 +245,14 @@ def test_blame(full: float, singles: dict[str, float], without: dict[str, float]
 def test_culprits_are_chosen_on_shared_data_and_told_with_the_cells_own_numbers() -> None:
     """Noise between samples of different size must not blame an innocent member."""
     noisy = {"a": 0.30, "b": 0.02}, {"a": 0.02, "b": 0.30}
-    assert "a and b" in blame(0.36, *noisy, 0.1)
-    text = blame(0.36, *noisy, 0.1, shared=(0.36, {"a": 0.36, "b": 0.01}, {"a": 0.01, "b": 0.36}))
+    assert "a and b" in blame(0.40, *noisy, 0.1)
+    text = blame(0.40, *noisy, 0.1, shared=(0.36, {"a": 0.36, "b": 0.01}, {"a": 0.01, "b": 0.36}))
     assert text.startswith("a is the culprit: without it the loss is 2.0 %, alone it loses 30.0 %")
+
+
+def test_a_bystander_is_not_named_beside_a_member_that_destroys_everything() -> None:
+    """B costs five points on top of A's forty: at the margin of ten that is half a margin, and still not the cause."""
+    text = blame(0.45, {"a": 0.40, "b": 0.01}, {"a": 0.01, "b": 0.395}, 0.10)
+    assert text.startswith("a is the culprit")
+    assert blame(0.20, {"a": 0.10, "b": 0.09}, {"a": 0.09, "b": 0.10}, 0.10).startswith("a and b are the culprits")
+    assert blame(0.9, {"a": 0.9, "b": 0.9}, {"a": 0.9, "b": 0.9}, 0.10).startswith("a and b are the culprits")
