@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from pytest_attnaccept.measurement import ClusteredSums, PairedScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["joined", "of_scores", "of_sums", "row_names"]
 
