@@ -24,7 +24,7 @@ from pytest_attnaccept.errors import (
     UnknownNameError,
     UsageError,
 )
-from pytest_attnaccept.fingerprint import candidate_digest, package_versions
+from pytest_attnaccept.fingerprint import candidate_digest, is_bound_to_source, package_versions
 from pytest_attnaccept.items import ItemSpec
 from pytest_attnaccept.measurement import Measured
 from pytest_attnaccept.protocol import MODEL_STATE
@@ -229,8 +229,11 @@ class Accept:
         if early is not None:
             return self._end(early, Measured(), {}, started)
         try:
-            standing = self._gate.standing(self._spec.planned, lambda: self._bound(candidate, fingerprint))
-            if standing is not None:
+            # A compiled function may have been built anew under the same name: it is always measured.
+            standing = is_bound_to_source(candidate) and self._gate.standing(
+                self._spec.planned, lambda: self._bound(candidate, fingerprint)
+            )
+            if standing:
                 self.record = standing
                 return Decision(verdict=standing.verdict, headline=standing.headline, metrics=standing.metrics)
             measured = measure()

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["accelerators", "candidate_digest", "digest_file", "digest_of", "package_versions"]
+__all__ = ["accelerators", "candidate_digest", "digest_file", "digest_of", "is_bound_to_source", "package_versions"]
 
 _PACKAGES = ("pytest-attnaccept", "torch", "transformers", "kvpress", "numpy", "scipy")
 
@@ -80,6 +80,11 @@ def accelerators() -> list[str]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         found += [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model")]
     return found
+
+
+def is_bound_to_source(candidate: Any) -> bool:
+    """Whether a change of `candidate` shows in its digest: not for a compiled function, which only has a name."""
+    return "." not in candidate_digest(candidate)
 
 
 def candidate_digest(candidate: Any) -> str:

@@ -24,7 +24,7 @@ from pytest_attnaccept.session import GateSession
 
 
 def gate_of(config: pytest.Config) -> GateSession:
-    """Return the gate of this session, made on first use."""
+    """Return the gate of a pytest run, made on first use."""
     gate: GateSession | None = config.stash.get(GATE, None)
     if gate is None:
         registry = Registry.builtin()

@@ -31,7 +31,7 @@ def _entry_point_names() -> Mapping[str, object]:
 
 @dataclass
 class Registry:
-    """All methods that this session knows."""
+    """All methods that a run knows."""
 
     _methods: dict[str, Method] = field(default_factory=dict)
     _alias: dict[str, str] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class GateSession:
     options
         What the command line and ini say.
     registry
-        Methods known to this session.
+        Methods known to this run.
     run_id, worker
         Name of the run (given by the controller under xdist) and of this process.
     partial

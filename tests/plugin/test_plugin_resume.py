@@ -375,3 +375,11 @@ def test_the_command_to_go_on_repeats_what_was_called(failed: Project) -> None:
     failed.script(footprint="engine")
     out = failed.run(GATE, "--accept-out=there", "-k", "test_kv4 or test_h2o", "--accept-seed=3")
     assert "pytest --accept-profile=smoke --accept-out=there -k 'test_kv4 or test_h2o' --accept-seed=3 --lf" in out.text
+
+
+def test_a_compiled_candidate_is_measured_again(project: Project) -> None:
+    """Only its name is known: it may have been built anew since."""
+    project.file("test_gate.py", "import math\n" + H2O.replace("accept.model()", "accept.model(math.floor)"))
+    assert project.run(GATE).ret == 0
+    out = project.run(GATE, "--accept-resume")
+    assert (out.ret, len(out.records), out.tally) == (0, 2 * N, {"PASS": N})
