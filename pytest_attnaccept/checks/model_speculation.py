@@ -9,13 +9,15 @@ Positions
 2. A cache that cannot be rolled back (evicted entries, a recurrent state) is refused, which is INCOMPLETE: the combination
    ships and was not measured. A rollback that leaves other tokens behind FAILS.
 3. The same drafts over the plain baseline are a control; where they go wrong, transformers is what is wrong.
+4. Draft and target share one view: the draft model keeps a cache of the side's own kind, so what the target has lost the
+   draft has lost too, and the memory of an uncompressed second cache is not smuggled in.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +180,7 @@ def _generate(side: Side, prompt: Tensor, new: int, drafted: int, draft: Any) ->
         config.prompt_lookup_num_tokens = drafted
     else:
         draft.generation_config.num_assistant_tokens = drafted
+        draft.generate = _on_the_view_of(side, draft)
         how["assistant_model"] = draft
     cache = make_croppable(side.new_cache())
     if cache is not None:
@@ -193,9 +196,28 @@ def _generate(side: Side, prompt: Tensor, new: int, drafted: int, draft: Any) ->
         raise CandidateError(f"the {side.name} raised with drafts: {type(error).__name__}: {error}") from error
     finally:
         hook.remove()
+        if draft is not None:
+            del draft.generate  # the class's own method again
     tokens = out[0, prompt.shape[1] :]
     offered = sum(lengths) - prompt.shape[1] - (len(lengths) - 1)
     return Drafted(tokens=tokens, calls=len(lengths), offered=max(0, offered))
+
+
+def _on_the_view_of(side: Side, draft: Any) -> Callable[..., Any]:
+    """Return the draft's `generate` with a cache of `side`'s kind where none was handed on: its first call of a prompt.
+
+    transformers drops the target's cache for the draft and lets it make a full one of its own.
+    """
+    own = type(draft).generate
+
+    def generate(*arguments: Any, **keywords: Any) -> Any:
+        if keywords.get(side.form.cache) is None:
+            cache = make_croppable(side.new_cache())
+            if cache is not None:
+                keywords[side.form.cache] = cache
+        return own(draft, *arguments, **keywords)
+
+    return generate
 
 
 def _judge(side: Side, prompts: list[Tensor], made: list[Drafted], *, share: float) -> Judged:

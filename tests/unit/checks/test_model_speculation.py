@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from pytest_attnaccept.checks import model_speculation
 from pytest_attnaccept.checks.model_session import open_session
 from pytest_attnaccept.checks.rollback import CodedLayer, make_croppable
 from pytest_attnaccept.errors import CandidateError, EngineError
@@ -158,3 +159,26 @@ def test_more_than_there_is_cannot_be_taken_back() -> None:
     layer.update(torch.randn(1, 2, 4, 32), torch.randn(1, 2, 4, 32))
     with pytest.raises(EngineError, match="cannot be taken back"):
         layer.crop(-5)
+
+
+def test_the_draft_model_reads_the_compressed_view_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(baseline="toy-gqa", stack=stack(("kv2", {}), ("speculative_decoding", {})))
+    draft = model_speculation._draft_model(session)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(20, 200, (1, 60), generator=generator) for _ in range(3)]
+
+    def rejected() -> int:
+        made = [model_speculation._generate(session.candidate, prompt, 24, 4, draft) for prompt in prompts]
+        return sum(d.offered - d.accepted for d in made)
+
+    shared = rejected()
+    assert "generate" not in vars(draft)
+    monkeypatch.setattr(model_speculation, "_on_the_view_of", lambda side, model: model.generate)
+    full = rejected()
+    # equal weights on an equal view propose what the target takes; at the end of a text a draft may be cut short
+    assert shared <= len(prompts) < full
+
+
+def test_a_draft_on_an_evicted_view_is_refused_like_its_target() -> None:
+    with pytest.raises(EngineError, match="evicted entries cannot be rolled back"):
+        measured(("streaming_llm", {"kv_budget": 0.5}), ("speculative_decoding", {}))
