@@ -215,6 +215,8 @@ def _on_the_view_of(side: Side, draft: Any) -> Callable[..., Any]:
             cache = make_croppable(side.new_cache())
             if cache is not None:
                 keywords[side.form.cache] = cache
+                if keywords.get("generation_config") is not None:  # 5.2 names the full cache here and refuses another
+                    keywords["generation_config"].cache_implementation = None
         return own(draft, *arguments, **keywords)
 
     return generate
