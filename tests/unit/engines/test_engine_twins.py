@@ -8,7 +8,7 @@ from pytest_attnaccept.engines import twins
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
 from pytest_attnaccept.engines.twins import mha_twin
-from pytest_attnaccept.errors import EngineError
+from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
@@ -61,6 +61,28 @@ def test_heads_in_the_wrong_order_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_without_a_twin(name: str) -> None:
     with pytest.raises(EngineError, match=r"no MHA twin|cannot be repeated"):
         mha_twin(load(parse_spec(name)).model)
+
+
+def test_a_spec_names_the_twin() -> None:
+    twin = load(parse_spec("mha-twin:toy-gqa"))
+    assert twin.model.config.num_key_value_heads == 4
+    assert (twin.spec, twin.trained_length, twin.prefix_ids) == ("mha-twin:toy-gqa", loaded().trained_length, ())
+    session = open_session(baseline="toy-gqa", candidate="mha-twin:toy-gqa", stack=GQA)
+    assert decide(session.measure("equality", SMALL), {}).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        ("mha-twin:toy-mha", EngineError, "no MHA twin"),
+        ("mha-twin:toy-gpa", UnknownNameError, "toy-gqa"),
+        ("mha-twin:", ContractError, "must name a model"),
+        ("mha-twin:mha-twin:toy-gqa", UnknownNameError, "model"),
+    ],
+)
+def test_a_spec_of_a_twin_that_there_is_not(spec: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        load(parse_spec(spec))
 
 
 def test_a_saved_twin_is_a_model_column(tmp_path) -> None:
