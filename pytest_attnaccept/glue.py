@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pytest_attnaccept.errors import AcceptanceFailure, AttnAcceptError, Contrac
 from pytest_attnaccept.items import ItemSpec
 from pytest_attnaccept.marks import gates_in_source
 from pytest_attnaccept.options import read_options
-from pytest_attnaccept.plugin import GATE, HANDLE, SPEC, run_id
+from pytest_attnaccept.plugin import GATE, HANDLE, SPEC, SUITE_SUFFIXES, run_id
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.reports.junit import properties
 from pytest_attnaccept.session import GateSession
@@ -73,6 +74,23 @@ def note_skipped_file(collector: pytest.Module) -> None:
         gate_of(collector.config).problems.append(
             f"{collector.nodeid} skipped itself at import; what it requires is unknown and was not measured"
         )
+
+
+def note_ignored(config: pytest.Config, path: Path) -> None:
+    """Keep a run from passing when ``--ignore`` or ``collect_ignore`` hides a suite or a file with gated tests."""
+    patterns = [*config.getini("python_files"), *(f"*{suffix}" for suffix in SUITE_SUFFIXES)]
+    if path.is_dir():
+        if any(fnmatch(path.name, p) for p in config.getini("norecursedirs")) or (path / "pyvenv.cfg").is_file():
+            return  # no folder of tests, whatever it holds
+        files = sorted(p for p in path.rglob("*") if any(fnmatch(p.name, pattern) for pattern in patterns))
+    else:
+        files = [path] if any(fnmatch(path.name, pattern) for pattern in patterns) else []
+    problems = gate_of(config).problems
+    for file in files:
+        if file.name.endswith(SUITE_SUFFIXES) or gates_in_source(file.read_text(encoding="utf-8", errors="replace")):
+            shown = file.relative_to(config.rootpath) if config.rootpath in file.parents else file
+            text = f"{shown} was ignored (--ignore or collect_ignore); what it requires was not measured"
+            problems += [] if text in problems else [text]
 
 
 def never_rerun(item: pytest.Item) -> None:

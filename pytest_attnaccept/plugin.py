@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_attnaccept.accept import Accept
 
-SUITE_SUFFIX = ".accept.yaml"
+SUITE_SUFFIXES = (".accept.yaml", ".accept.yml")
 MARKS = ("exact", "approximate", "architecture", "optimization")
 GATE: pytest.StashKey[Any] = pytest.StashKey()
 RUN_ID: pytest.StashKey[str] = pytest.StashKey()
@@ -138,12 +138,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _collect_whole_files(config: pytest.Config) -> bool:
     """Under a profile, let ``--lf`` deselect but not skip files and functions at collection: the plan needs all of them."""
-    explicit = config.getoption("attnaccept_profile") or config.getini("accept_profile")
     skipper = config.pluginmanager.get_plugin("lfplugin-collwrapper")
-    if not explicit or skipper is None:
+    if not _has_profile(config) or skipper is None:
         return False
     config.pluginmanager.unregister(skipper)
     return True
+
+
+def _has_profile(config: pytest.Config) -> bool:
+    """Whether a profile was chosen by option or ini, so that the run fails closed."""
+    return bool(config.getoption("attnaccept_profile") or config.getini("accept_profile"))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -159,12 +163,23 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect ``*.accept.yaml``."""
-    if not file_path.name.endswith(SUITE_SUFFIX):
+    """Collect ``*.accept.yaml`` (and ``.yml``, which would otherwise be passed over in silence)."""
+    if not file_path.name.endswith(SUITE_SUFFIXES):
         return None
     from pytest_attnaccept.collect import AcceptFile
 
     return AcceptFile.from_parent(parent, path=file_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Generator[None, bool | None, bool | None]:
+    """Under a profile, note gated files that an option or a conftest keeps from being collected."""
+    ignored = yield
+    if ignored and _has_profile(config):
+        from pytest_attnaccept import glue
+
+        glue.note_ignored(config, collection_path)
+    return ignored
 
 
 @pytest.hookimpl(wrapper=True)
