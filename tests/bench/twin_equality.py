@@ -43,7 +43,7 @@ def main() -> int:
                 for side in (session.baseline, session.candidate)
             ]
         decision = decide(measured, {})
-        worst = max(gate.value / gate.limit for gate in measured.gates if isinstance(gate, Threshold))
+        worst = max(g.value / g.limit for g in measured.gates if isinstance(g, Threshold) and g.limit)
         equal &= decision.verdict.value == "PASS"
         lines.append(f"| {name} | {heads[0]} | {heads[1]} | {decision.verdict.value} | {worst:.3g} |")
         print(lines[-1], flush=True)
