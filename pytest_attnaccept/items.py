@@ -70,7 +70,7 @@ def specs_of_test(
         "profile": profile.digest(),
         "base": (base or profile).digest(),
         "stack": text,
-        "members": [[e.label, e.method.kind.value] for e in stack],
+        "members": [[e.member, e.method.kind.value] for e in stack],
         "device": options.device,
         "accelerators": accelerators(),
         "dtype": options.dtype,

@@ -34,9 +34,17 @@ class StackEntry:
 
     @property
     def label(self) -> str:
-        """Return ``h2o(kv_budget=0.25)``: the method and the knobs that are not None."""
-        shown = ", ".join(f"{k}={v}" for k, v in self.knobs.items() if v is not None and k != "bits")
+        """Return ``h2o(kv_budget=0.25)``: the method and the knobs that are not None; bits only where no name says them."""
+        said = self.method.name.removeprefix("kv")
+        shown = ", ".join(
+            f"{k}={v}" for k, v in self.knobs.items() if v is not None and not (k == "bits" and str(v) == said)
+        )
         return f"{self.method.name}({shown})" if shown else self.method.name
+
+    @property
+    def member(self) -> str:
+        """Return the label with the checkpoint that carries it: two checkpoints of one method are two things."""
+        return self.label if self.checkpoint is None else f"{self.label} of {self.checkpoint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +131,12 @@ MODEL_DECODING = {
     "speculation": "drafts over a lossy stack give that stack's own tokens; acceptance length before and after",
 }
 DRAFTED = ("speculative_decoding", "prompt_lookup")  # members that ask for MODEL_DECODING beside lossy ones
-QUALITY = ("perplexity", "needle", "long-range", "benchmark")  # without one of them nothing says what a lossy change costs
+QUALITY = (
+    "perplexity",
+    "needle",
+    "long-range",
+    "benchmark",
+)  # without one of them nothing says what a lossy change costs
 LOGS = {
     "samples": "recorded answers of both sides, paired by document and prompt",
 }

@@ -67,9 +67,10 @@ def required_rows(ships: Mapping[str, tuple[StackEntry, ...]]) -> list[Row]:
                 known.add(lossy_key(rest))
                 partial.append(Row(name=f"{name}-without-{entry.label}", stack=rest, origin=name))
     singles: dict[frozenset[tuple[str, str | None]], Row] = {}
+    named = _names([entry for stack in ships.values() for entry in stack])
     for name, stack in ships.items():
         for entry in lossy_of(stack) if len(stack) > 1 else ():
-            row = Row(name=f"only-{entry.label}", stack=(entry,), origin=name)
+            row = Row(name=f"only-{named[entry.member]}", stack=(entry,), origin=name)
             singles.setdefault(row.key, row)
     return [*_worst_first(whole), *_worst_first(partial), *_worst_first(list(singles.values()))]
 
@@ -81,8 +82,9 @@ def wanted_rows(rows: str, factors: Options, ships: Mapping[str, tuple[StackEntr
         return required
     known = {row.key for row in required}
     found: list[Row] = []
+    named = _names([entry for options in factors.values() for entry in options.values() if entry is not None])
     for choice in _product(factors) if rows == "full" else _pairs_covered(factors, ships):
-        row = _named(choice, factors)
+        row = _named(choice, factors, named)
         if row is not None and row.key not in known:
             known.add(row.key)
             found.append(row)
@@ -109,13 +111,26 @@ def _with_off(options: Mapping[str, StackEntry | None]) -> list[str]:
     return [off, *(name for name, entry in options.items() if entry is not None)]
 
 
-def _named(choice: Sequence[str], factors: Options) -> Row | None:
+def _names(entries: Sequence[StackEntry]) -> dict[str, str]:
+    """Return what each member is called in the name of a row: its label, with the checkpoint where two share a label."""
+    members: dict[str, set[str]] = {}
+    for entry in entries:
+        members.setdefault(entry.label, set()).add(entry.member)
+    return {entry.member: entry.label if len(members[entry.label]) == 1 else entry.member for entry in entries}
+
+
+def _chosen(choice: Sequence[str], factors: Options) -> list[tuple[str, StackEntry]]:
+    """Return the options of a choice that are not off."""
+    return [(name, entry) for name, f in zip(choice, factors.values(), strict=True) if (entry := f.get(name))]
+
+
+def _named(choice: Sequence[str], factors: Options, named: Mapping[str, str]) -> Row | None:
     """Return the row of one option per factor; None when nothing in it is lossy."""
-    chosen = [(name, entry) for name, f in zip(choice, factors.values(), strict=True) if (entry := f.get(name))]
+    chosen = _chosen(choice, factors)
     stack = tuple(entry for _, entry in chosen)
     if not lossy_of(stack):
         return None
-    name = f"only-{stack[0].label}" if len(stack) == 1 else "row-" + "+".join(name for name, _ in chosen)
+    name = f"only-{named[stack[0].member]}" if len(stack) == 1 else "row-" + "+".join(name for name, _ in chosen)
     return Row(name=name, stack=stack, origin="")
 
 
@@ -123,18 +138,18 @@ def _pairs_covered(factors: Options, ships: Mapping[str, tuple[StackEntry, ...]]
     """Yield choices until every pair of options of two factors (off included) stands in some row.
 
     Greedy: the choice that covers most open pairs is next, the first one of them in file order, so a suite always has the
-    same rows. Pairs inside shipped stacks count as covered.
+    same rows. Pairs inside shipped stacks count as covered. Only choices that become rows cover anything: an exact option
+    alone is none.
     """
     names = list(factors)
-    choices = list(_product(factors))
-    shipped = {frozenset(e.label for e in stack) for stack in ships.values()}
+    choices = [c for c in _product(factors) if lossy_of([entry for _, entry in _chosen(c, factors)])]
+    shipped = {frozenset(e.member for e in stack) for stack in ships.values()}
 
     def pairs(choice: Sequence[str]) -> set[tuple[str, str, str, str]]:
         return {(names[i], choice[i], names[j], choice[j]) for i, j in itertools.combinations(range(len(names)), 2)}
 
     def is_shipped(choice: Sequence[str]) -> bool:
-        entries = [f.get(name) for name, f in zip(choice, factors.values(), strict=True)]
-        return frozenset(e.label for e in entries if e is not None) in shipped
+        return frozenset(entry.member for _, entry in _chosen(choice, factors)) in shipped
 
     open_pairs = set().union(*(pairs(c) for c in choices)) if len(names) > 1 else set()
     for choice in choices:

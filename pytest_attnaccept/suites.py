@@ -11,7 +11,7 @@ Positions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,13 +117,15 @@ def _cells(node: Node, registry: Registry) -> tuple[SuiteCell, ...]:
     cells: dict[str, SuiteCell] = {}
     for column, model in models.items():
         for row in wanted_rows(rows, factors, stacks):
+            if _checkpoints(row.stack) > 1:  # a shipped stack was refused before; the second one would not be loaded
+                raise node.error(
+                    f"rows: {rows} combines options that name two checkpoints ({row.name}), and a model has one; use rows:"
+                    " required, or leave one of them out",
+                    "rows",
+                )
             line = ships.lines[row.origin] if row.origin else node.lines["rows"]
-            _add(
-                cells,
-                SuiteCell(name=f"{_id(column)}.{_row_id(row)}", stack=row.stack, model=model, line=line),
-                ships,
-                row,
-            )
+            cell = SuiteCell(name=f"{_id(column)}.{_row_id(row)}", stack=row.stack, model=model, line=line)
+            _add(cells, cell, ships, row)
     return tuple(cells.values())
 
 
@@ -233,9 +235,16 @@ def _stack(ships: Node, name: str, factors: Mapping[str, Mapping[str, StackEntry
             " decoder with a mark and accept.decoder(...)",
             name,
         )
-    if len({e.checkpoint for e in stack if e.checkpoint}) > 1:
+    methods = [e.method.name for e in stack]
+    if twice := next((m for m in methods if methods.count(m) > 1), None):
+        raise ships.error(f"{name}: has {twice} twice; its second setting would not be what ships", name)
+    if _checkpoints(stack) > 1:
         raise ships.error(f"{name}: its options name two checkpoints, and a model has one", name)
     return tuple(stack)
+
+
+def _checkpoints(stack: Sequence[StackEntry]) -> int:
+    return len({e.checkpoint for e in stack if e.checkpoint})
 
 
 def _refuse_unused(node: Node, factors: Mapping[str, Mapping[str, StackEntry | None]], ships: Node) -> None:

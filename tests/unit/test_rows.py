@@ -1,5 +1,7 @@
 """Which rows follow from factors and shipped stacks, and in which order."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.rows import lossy_key, required_rows, severity, wanted_rows
 from pytest_attnaccept.suites import load_suite
+from pytest_attnaccept.taxonomy import Kind, Layer, Method, Surface
 
 REGISTRY = Registry.builtin()
 HEAD = "schema: 1\nmodels: {mha: toy-mha, gqa: toy-gqa}\n"
@@ -143,3 +146,71 @@ def test_more_combinations_than_anybody_waits_for_are_refused(tmp_path: Path) ->
     text = f"rows: pairwise\nfactors: {{{factors}}}\nships: {{a: {{f0: a}}}}\n"
     with pytest.raises(SchemaError, match="2187 combinations"):
         suite(tmp_path, text)
+
+
+# -- what a name hides ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("wked")), ids="".join)
+def test_every_pair_that_can_be_measured_is_measured_also_beside_exact_options(order: tuple[str, ...]) -> None:
+    exact = {"off": None, "spec": SPEC, "other": entry("speculative_decoding")}
+    every = {"w": {"off": None, "w4": W4}, "k": {"off": None, "kv4": KV4}, "e": {"off": None, "h2o": H2O}, "d": exact}
+    factors = {name: every[name] for name in order}
+
+    def pairs(stack: tuple[StackEntry, ...]) -> set[tuple[str, str, str, str]]:
+        chosen = [(f, next((n for n, e in options.items() if e in stack), "off")) for f, options in factors.items()]
+        return {(*one, *other) for one, other in itertools.combinations(chosen, 2)}
+
+    measured = set().union(*(pairs(row.stack) for row in wanted_rows("pairwise", factors, {"a": (W4,)})))
+    assert set().union(*(pairs(row.stack) for row in wanted_rows("full", factors, {"a": (W4,)}))) <= measured
+
+
+def test_another_checkpoint_of_a_shipped_method_is_not_what_ships() -> None:
+    ours, theirs = (replace(W4, checkpoint=name) for name in ("ours", "theirs"))
+    factors = {"w": {"off": None, "ours": ours, "theirs": theirs}, "kv": {"off": None, "kv4": KV4}}
+    rows = wanted_rows("pairwise", factors, {"a": (ours, KV4)})
+    assert {frozenset({("w4a16", "theirs"), (KV4.label, None)})} <= set(keys(rows))
+
+
+CHECKPOINTS = """factors:
+  w: {off: null, ours: {method: w4a16, checkpoint: a}, theirs: {method: w4a16, checkpoint: b}}
+  kv: {off: null, kv4: {method: kv4}}
+"""
+
+
+def test_two_checkpoints_of_one_method_are_two_members(tmp_path: Path) -> None:
+    names = suite(tmp_path, CHECKPOINTS + "ships: {a: {w: ours, kv: kv4}, b: {w: theirs, kv: kv4}}\n")
+    assert len(names) == len(set(names)) == 2 * (2 + 3)
+    assert {"gqa.only-w4a16-of-a", "gqa.only-w4a16-of-b", "gqa.only-kv4-residual-0"} <= set(names)
+    names = suite(tmp_path, "rows: full\n" + CHECKPOINTS + "ships: {a: {w: ours, kv: kv4}}\n")
+    assert {"gqa.only-w4a16", "gqa.only-w4a16-of-b", "gqa.row-theirs+kv4"} <= set(names)
+    only = suite(
+        tmp_path,
+        CHECKPOINTS.replace(", theirs: {method: w4a16, checkpoint: b}", "") + "ships: {a: {w: ours, kv: kv4}}\n",
+    )
+    assert "gqa.only-w4a16" in only  # as long as nothing is confused, a name stays short
+
+
+@pytest.mark.parametrize("rows", ["full", "pairwise"])
+def test_rows_that_would_need_two_checkpoints_are_refused(tmp_path: Path, rows: str) -> None:
+    text = "factors:\n  w: {off: null, w4: {method: w4a16, checkpoint: a}}\n  m: {off: null, l: {method: linear_attention, checkpoint: b}}\n"
+    with pytest.raises(SchemaError, match="two checkpoints"):
+        suite(tmp_path, f"rows: {rows}\n{text}ships: {{a: {{w: w4}}}}\n")
+    assert suite(tmp_path, f"{text}ships: {{a: {{w: w4}}, b: {{m: l}}}}\n")
+
+
+def test_one_method_twice_in_a_stack_is_refused(tmp_path: Path) -> None:
+    text = "factors: {kv: {a: {method: kv4}}, more: {b: {method: kv4, residual: 8}}}\nships: {s: {kv: a, more: b}}\n"
+    with pytest.raises(SchemaError, match="kv4 twice"):
+        suite(tmp_path, text)
+
+
+def test_bits_that_a_name_does_not_say_are_part_of_the_label() -> None:
+    bits = REGISTRY.get("kv4").knob("bits")
+    method = Method(
+        name="mycache", kind=Kind.APPROXIMATE, layer=Layer.NUMERICS, surface=Surface.MODEL, note="", knobs=(bits,)
+    )
+    two, eight = (StackEntry(method=method, knobs={"bits": n}) for n in (2, 8))
+    assert two.label != eight.label
+    assert len(required_rows({"a": (two, W4), "b": (eight, W4)})) == 2 + 3
+    assert KV4.label == "kv4(residual=0)"
