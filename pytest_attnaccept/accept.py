@@ -355,13 +355,15 @@ class Accept:
         from pytest_attnaccept.engines.specs import parse_spec
         from pytest_attnaccept.methods.stack import apply_stack
 
-        where = ", ".join(e.method.name for e in self._spec.stack)
-        spec = parse_spec(str(self._spec.checkpoint), f"checkpoint of {where}")
+        spec = parse_spec(
+            str(self._spec.checkpoint), f"checkpoint of {', '.join(e.method.name for e in self._spec.stack)}"
+        )
         loaded = load(spec, device=self._device(None), dtype=self._gate.options.dtype)
         rest = [(e.method, e.knobs) for e in self._spec.stack if e.method.applies and e.checkpoint is None]
         if not rest:
             return loaded
-        return replace(apply_stack(loaded.model, rest, seed=self._seed).candidate, model=loaded)
+        around = apply_stack(loaded.model, rest, seed=self._seed).candidate  # its model may have other weights
+        return replace(around, model=loaded if around.model is None else replace(loaded, model=around.model))
 
     def _model_session(self, candidate: Any, baseline: Any) -> Any:
         from pytest_attnaccept.checks.model_session import open_session

@@ -14,7 +14,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pytest_attnaccept.errors import UnknownNameError, UsageError
@@ -31,6 +31,7 @@ KIND_MARKS: Mapping[str, Kind | None] = {
     "architecture": Kind.ARCHITECTURE,
     "optimization": None,
 }
+_IN_WEIGHTS = ("w4a16", "w8a8")  # can be applied here and can come in a checkpoint
 RESERVED = ("method", "surface", "limits", "checkpoint")
 
 
@@ -80,12 +81,19 @@ def declared(marks: Iterable[MarkLike], registry: Registry, *, wants_accept: boo
     for mark in ours:
         entry = _entry(mark, registry, where)
         stack.setdefault(entry.method.name, entry)
+    checkpoint = _checkpoint(_closest(ours, "checkpoint"), where)
     return Declared(
-        stack=tuple(reversed(stack.values())),
+        stack=tuple(_carried(entry, ours, registry, checkpoint) for entry in reversed(stack.values())),
         surface=_surface(_closest(ours, "surface"), where),
         limits=_limits(_closest(ours, "limits"), where),
-        checkpoint=_checkpoint(_closest(ours, "checkpoint"), where),
+        checkpoint=checkpoint,
     )
+
+
+def _carried(entry: StackEntry, ours: Sequence[MarkLike], registry: Registry, checkpoint: str | None) -> StackEntry:
+    """Return the entry with the checkpoint that carries it: its weights are measured, not quantized a second time."""
+    own = [m for m in ours if "checkpoint" in m.kwargs and registry.find(m.kwargs.get("method")) is entry.method]
+    return replace(entry, checkpoint=checkpoint) if own and entry.method.name in _IN_WEIGHTS else entry
 
 
 def _entry(mark: MarkLike, registry: Registry, where: str) -> StackEntry:
@@ -128,9 +136,7 @@ def _limits(value: object, where: str) -> dict[str, Limit]:
         if name not in LIMIT_NAMES:
             raise UnknownNameError("limit", str(name), LIMIT_NAMES, where)
         if not isinstance(entry, Mapping):
-            raise UsageError(
-                f"{where}: limits: {name}={entry!r} must be {{'max': NUMBER, 'origin': 'policy: why'}}"
-            )
+            raise UsageError(f"{where}: limits: {name}={entry!r} must be {{'max': NUMBER, 'origin': 'policy: why'}}")
         limits[name] = parse_limit(name, entry, where)
     return limits
 

@@ -151,3 +151,26 @@ def nested(accept):
 )
 def test_surface_in_source(function: object, surface: Surface | None) -> None:
     assert surface_in_source(function) is surface  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("marks", "applied"),
+    [
+        ([("w4a16", "q")], []),
+        ([("kv4", None), ("w4a16", "q")], ["kv4"]),
+        ([("w4a16", None), ("checkpoint_conversion", "c")], ["checkpoint_conversion", "w4a16"]),
+        ([("kv8", "c")], ["kv8"]),
+        ([("w8a8", None), ("w8a8", "q")], []),
+    ],
+    ids=str,
+)
+def test_weights_that_a_checkpoint_carries_are_not_quantized_again(registry: Registry, marks, applied) -> None:
+    given = [
+        mark("optimization", method=name, **({} if checkpoint is None else {"checkpoint": checkpoint}))
+        for name, checkpoint in marks
+    ]
+    found = read(registry, *given)
+    assert found is not None
+    assert found.checkpoint is not None
+    assert sorted(e.method.name for e in found.stack if e.checkpoint is None) == applied
+    assert {e.checkpoint for e in found.stack} <= {None, found.checkpoint}
