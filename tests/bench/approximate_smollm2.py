@@ -29,8 +29,8 @@ name: table-smollm2
 claim: no collapse beyond fifteen points of retrieval or a tenth of perplexity at 256 tokens
 max_tokens: 256
 checks:
-  divergence: {documents: 100, tier: 0.03125, continuation: 32, step: 8}
-  perplexity: {documents: 100, tier: 0.03125, continuation: 32, step: 8}
+  divergence: {documents: 100, tier: 0.03125, continuation: 32}
+  perplexity: {documents: 100, tier: 0.03125, continuation: 32}
   needle: {tiers: [0.03125], contexts: 60, questions_per_context: 1, depths: 5}
   long-range: {families: [passkey], tiers: [0.03125], contexts: 60}
 limits:
