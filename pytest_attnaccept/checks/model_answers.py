@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, greedy, prefill
@@ -88,15 +89,18 @@ def _remembered(
 ) -> list[list[Answer]]:
     """Answer the questions of a batch of contexts, or read it.
 
-    A plain baseline's answers are remembered across sessions, those of any other side for the life of the session (a
-    curve and the items of its lengths ask the same questions). Batches are remembered as they were run: a no-op is
-    found by equal bits, and another batch rounds differently.
+    A plain baseline's answers are remembered across sessions, those of a stack for its other cells, those of any other side
+    for the life of the session (a curve and the items of its lengths ask the same questions). Batches are remembered as
+    they were run: a no-op is found by equal bits, and another batch rounds differently.
     """
     plain = side.name == "baseline" and not side.changes
     asked = ("answers", tuple(item.digest for item in items), how)
     key = (*asked, session.baseline_key)
     held = session.answered.setdefault(id(side), {})
+    stack = None if plain else shared_key(session, side)
     known = baseline_memo.get(key) if plain else held.get(asked)
+    if known is None and stack is not None:
+        known = stack_memo.get((*asked, stack))
     if known is None:
         with side.running():
             state = prefill(side, rows, how)
@@ -109,6 +113,8 @@ def _remembered(
             baseline_memo.put(key, known)
         else:
             held[asked] = known
+            if stack is not None:
+                stack_memo.put((*asked, stack), known)
     return [[_read(values) for values in row] for row in known.tolist()]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, greedy, prefill
@@ -105,14 +106,15 @@ def _parts(question: Question) -> int:
 def _remembered(
     session: ModelSession, side: Side, items: Sequence[TaskItem], rows: Tensor, how: Pattern
 ) -> list[list[TaskAnswer]]:
-    """Answer the questions of a batch of contexts; a plain baseline's answers are remembered across sessions."""
+    """Answer the questions of a batch of contexts; answers of a plain baseline or of a stack's other cells are read."""
     plain = side.name == "baseline" and not side.changes
-    key = ("task answers", session.baseline_key, tuple(item.digest for item in items), how)
-    known = baseline_memo.get(key) if plain else None
+    memo, of = (baseline_memo, session.baseline_key) if plain else (stack_memo, shared_key(session, side))
+    key = ("task answers", of, tuple(item.digest for item in items), how)
+    known = memo.get(key) if of is not None else None
     if known is None:
         known = _answered(side, items, rows, how)
-        if plain:
-            baseline_memo.put(key, known)
+        if of is not None:
+            memo.put(key, known)
     return [
         [
             TaskAnswer(

@@ -16,6 +16,7 @@ from pytest_attnaccept.checks.model_data import Documents, batches, context_toke
 from pytest_attnaccept.checks.model_evidence import indistinguishable, pattern_of
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_patterns import MeanNLL, Screening, chosen_patterns
+from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.fingerprints import tokenizer_digest
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -132,14 +133,33 @@ def _scored(session: ModelSession, data: Documents, name: str, step: int, *, sha
             cand_nll = _other_tokens(session, rows, context, theirs)
             found[group[0]] = (base_nll[0], cand_nll, torch.zeros(0), torch.zeros(0))
             continue
-        cand = _log_probabilities(session, session.candidate, rows, context, theirs).to(base.device)
-        identical = identical and indistinguishable(session, base, cand)
-        scores = (base_nll, _nll(cand, rows[:, context:]), *_divergence(base, cand))
-        found.update({number: tuple(part[at] for part in scores) for at, number in enumerate(group)})  # type: ignore[misc]
+        scores = _compared(session, rows, context, base, (ours, theirs))
+        identical = identical and bool(scores[3].all())
+        scores = torch.cat([base_nll[None].to(scores.device), scores[:3]])
+        found.update({number: tuple(part[at] for part in scores) for at, number in enumerate(group)})
     columns = tuple(zip(*(found[number] for number in range(len(data.rows))), strict=True))
     return PatternScores(
         pattern=name, base_nll=columns[0], cand_nll=columns[1], kl=columns[2], flips=columns[3], identical=identical
     )
+
+
+def _compared(session: ModelSession, rows: Tensor, context: int, base: Tensor, how: tuple[Pattern, Pattern]) -> Tensor:
+    """Return (4, batch, n): the candidate's NLL, KL, flips, and ones where it cannot be told from the baseline.
+
+    What another cell with the same lossy stack has measured on the same rows is read.
+    """
+    stack = shared_key(session, session.candidate)
+    key = ("text", stack, rows.cpu().numpy().tobytes(), rows.shape[0], context, how)
+    known = stack_memo.get(key) if stack is not None else None
+    if known is not None:
+        return known
+    cand = _log_probabilities(session, session.candidate, rows, context, how[1]).to(base.device)
+    nll = _nll(cand, rows[:, context:])
+    same = torch.full_like(nll, float(indistinguishable(session, base, cand)))
+    scores = torch.stack([nll, *_divergence(base, cand), same])
+    if stack is not None:
+        stack_memo.put(key, scores)
+    return scores
 
 
 def _divergence(base: Tensor, cand: Tensor) -> tuple[Tensor, Tensor]:

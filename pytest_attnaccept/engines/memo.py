@@ -89,10 +89,10 @@ class StoredTensors:
 
 
 class TensorMemo:
-    """Tensors by key; the oldest ones leave when the total passes a limit."""
+    """Tensors by key; the oldest ones leave when the total passes a limit. Without `folder` they stay in memory."""
 
-    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
-        self._limit, self._used = limit_bytes, 0
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES, *, folder: bool = True) -> None:
+        self._limit, self._used, self._may_store = limit_bytes, 0, folder
         self._items: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._stored: StoredTensors | None = None
         self._named: str | None = None
@@ -133,6 +133,8 @@ class TensorMemo:
 
     def _folder(self) -> StoredTensors | None:
         """Return the folder, which the environment may name or switch off."""
+        if not self._may_store:
+            return None
         named = os.environ.get(FOLDER_VARIABLE)
         if named != self._named:
             self._named = named
