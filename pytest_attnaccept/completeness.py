@@ -3,7 +3,8 @@
 Positions
 ---------
 1. The plan decides, not the records: what was planned and is not recorded is INCOMPLETE.
-2. A record whose static digest or measured weights differ from the plan's or its cell's is stale: INCOMPLETE.
+2. A record whose static digest or measured weights differ from the plan's or its cell's is stale: INCOMPLETE. The cells of
+   a suite's column share one baseline; a record that was compared with an older one is stale too.
 3. An item that was measured several times with equal fingerprints keeps its worst verdict, except that INCONCLUSIVE and
    INCOMPLETE may be followed by a decision: re-running a FAIL until it passes would raise the error rate.
 4. A cell in which no item applies is INVALID: a test that can only be neutral gates nothing.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_attnaccept.compounding import Finding, findings, unmeasured_singles
+from pytest_attnaccept.compounding import Finding, column_of, findings, unmeasured_singles
 from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.records import Record
 from pytest_attnaccept.taxonomy import Verdict, worst_of
@@ -25,6 +26,7 @@ from pytest_attnaccept.taxonomy import Verdict, worst_of
 __all__ = ["GateResult", "ItemResult", "judge"]
 
 _SHIPS = "release"  # the profile whose marks say what ships (rule 3.6); a suite's own rows are complete by construction
+_BASELINE = ("baseline.weights", "baseline.tokenizer")
 _LONGEST = 480  # as long as a headline may be anywhere else
 
 
@@ -77,11 +79,11 @@ def judge(plan: Plan, records: Sequence[Record], problems: Iterable[str] = (), a
     by_item: dict[str, list[Record]] = {}
     for record in records:
         by_item.setdefault(record.item, []).append(record)
-    weights = _weights_of_cells(records)
-    results = [_item_result(item, by_item.get(item.id, []), weights) for item in plan.items]
+    newest = _newest(plan.items, records)
+    results = [_item_result(item, by_item.get(item.id, []), newest) for item in plan.items]
     results = _all_neutral_is_invalid(_holm_failures(results, alpha))
     found = findings((r.item, r.record, r.verdict) for r in results)
-    missing = unmeasured_singles(plan.items)
+    missing = unmeasured_singles(plan.items, newest.cells)
     results = _explained(results, found, missing)
     if plan.profile == _SHIPS:
         issues += [f"{cell}: singles not measured: {', '.join(members)}" for cell, members in missing.items()]
@@ -120,16 +122,27 @@ def _explained(
     return out
 
 
-def _weights_of_cells(records: Sequence[Record]) -> dict[str, Record]:
-    """Return the newest record of each cell; its weights are the ones under test now."""
-    newest: dict[str, Record] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Newest:
+    """The newest record of each cell and of each column of a suite: what they name is under test now."""
+
+    cells: Mapping[str, Record]
+    columns: Mapping[tuple[str, ...], Record]
+
+
+def _newest(items: Iterable[PlannedItem], records: Sequence[Record]) -> _Newest:
+    columns = {i.cell: column_of(i) for i in items if i.context.get("suite_model") is not None}
+    of_cell: dict[str, Record] = {}
+    of_column: dict[tuple[str, ...], Record] = {}
     for record in records:
         if any(_identifies(key) for key in record.fingerprint):
-            newest[record.cell] = record
-    return newest
+            of_cell[record.cell] = record
+        if record.cell in columns and any(key in record.fingerprint for key in _BASELINE):
+            of_column[columns[record.cell]] = record
+    return _Newest(cells=of_cell, columns=of_column)
 
 
-def _item_result(item: PlannedItem, records: list[Record], newest: dict[str, Record]) -> ItemResult:
+def _item_result(item: PlannedItem, records: list[Record], newest: _Newest) -> ItemResult:
     if not records:
         why = (
             "not measured"
@@ -154,15 +167,19 @@ def _item_result(item: PlannedItem, records: list[Record], newest: dict[str, Rec
     return ItemResult(item=item, verdict=verdict, headline=headline, record=record, attempts=len(fresh))
 
 
-def _stale(record: Record, item: PlannedItem, newest: dict[str, Record]) -> str:
+def _stale(record: Record, item: PlannedItem, newest: _Newest) -> str:
     if record.static != item.static:
         return "profile, parameters, code, device, dtype or seed changed"
-    current = newest.get(item.cell)
+    current = newest.cells.get(item.cell)
     if current is not None:
         for key, now in current.fingerprint.items():
             then = record.fingerprint.get(key)
             if _identifies(key) and then is not None and then != now:
                 return f"{key} changed"
+    if item.context.get("suite_model") is not None and (column := newest.columns.get(column_of(item))):
+        for key in _BASELINE:
+            if record.fingerprint.get(key) not in (None, column.fingerprint.get(key)):
+                return f"the baseline of its column changed ({key})"
     return ""
 
 

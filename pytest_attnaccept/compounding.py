@@ -5,7 +5,8 @@ Works on plan and records alone, so that the end of a session and ``python -m py
 Positions
 ---------
 1. Cells belong together when they change the same model column on the same surface; members are compared by label (method
-   and knobs). Exact members lose nothing and do not count.
+   and knobs). Exact members lose nothing and do not count. Marked tests may bring a baseline each: of several singles the
+   one that was compared with the stack's own baseline counts.
 2. A contrast is formed over the documents that every cell measured, named by content. Cells that share too few of them,
    or whose baselines differ, are "undecided: different data", never "does not compound".
 3. The margin of an interaction is half of the cell's own margin. It is reported and gates nothing: the stack passes or
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_attnaccept.blame import blame
-from pytest_attnaccept.contrasts import Contrast, contrast_of, effects_on_shared_data
+from pytest_attnaccept.contrasts import Contrast, contrast_of, effects_on_shared_data, same_baseline
 from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.records import Metric, Record
 from pytest_attnaccept.taxonomy import Kind, Surface, Verdict
@@ -27,6 +28,8 @@ __all__ = ["Finding", "column_of", "findings", "lossy_members", "unmeasured_sing
 
 Column = tuple[str, ...]
 Judged = tuple[PlannedItem, Record | None, Verdict]
+Cells = dict[tuple[Column, frozenset[str], str], list[Record]]  # by column, lossy members and check
+_COMPARED = (Surface.MODEL.value, Surface.LOGS.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +85,13 @@ def column_of(item: PlannedItem) -> Column:
 
 def findings(judged: Iterable[Judged]) -> tuple[Finding, ...]:
     """Return what the records say about every stack of several lossy members, in plan order."""
-    cells: dict[tuple[Column, frozenset[str]], dict[str, Record]] = {}
+    cells: Cells = {}
     stacks: list[Judged] = []
     for item, record, verdict in judged:
         lossy = lossy_members(item)
         if item.surface != Surface.MODEL.value or not lossy or record is None:
             continue
-        cells.setdefault((column_of(item), frozenset(lossy)), {}).setdefault(item.check, record)
+        cells.setdefault((column_of(item), frozenset(lossy), item.check), []).append(record)
         if len(lossy) > 1:
             stacks.append((item, record, verdict))
     return tuple(f for item, record, verdict in stacks for f in _of_stack(item, record, verdict, cells))
@@ -98,14 +101,15 @@ def _of_stack(
     item: PlannedItem,
     record: Record | None,
     verdict: Verdict,
-    cells: Mapping[tuple[Column, frozenset[str]], Mapping[str, Record]],
+    cells: Cells,
 ) -> Iterable[Finding]:
     column, lossy = column_of(item), lossy_members(item)
     if record is None:
         return
 
     def find(members: Iterable[str]) -> Record | None:
-        return cells.get((column, frozenset(members)), {}).get(item.check)
+        found = cells.get((column, frozenset(members), item.check), [])
+        return next((r for r in found if same_baseline(record, [r])), found[0] if found else None)
 
     alone = {name: find([name]) for name in lossy}
     rest = {name: find(m for m in lossy if m != name) for name in lossy}
@@ -139,6 +143,8 @@ def _blame(
     """Return who is to blame, judged on the data that all cells share where they kept it."""
     members = list(singles)
     records = [full, *(r for part in cells for r in part.values() if r is not None)]
+    if not same_baseline(full, records[1:]):
+        return "who is to blame is not known: the cells have different baselines"
     complete = len(records) == 1 + 2 * len(members)
     shared = effects_on_shared_data(metric, records) if complete else None
     judged = None
@@ -153,17 +159,28 @@ def _effect(record: Record | None, name: str) -> float | None:
     return next((m.effect for m in metrics if m.name == name), None)
 
 
-def unmeasured_singles(items: Iterable[PlannedItem]) -> dict[str, tuple[str, ...]]:
-    """Return, by cell, the lossy members that no planned cell of the same column measures alone."""
-    singles: set[tuple[Column, str]] = set()
+def unmeasured_singles(
+    items: Iterable[PlannedItem], records: Mapping[str, Record] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Return, by cell, the lossy members that no planned cell of the same column measures alone.
+
+    `records` holds one record per cell, as far as there are some: a single on another baseline is no single of the stack.
+    """
+    known = records or {}
+    singles: dict[tuple[Column, str], list[str]] = {}
     stacks: dict[str, tuple[Column, tuple[str, ...]]] = {}
     for item in items:
         lossy = lossy_members(item)
-        if item.surface != Surface.MODEL.value:
+        if item.surface not in _COMPARED:
             continue
         if len(lossy) == 1:
-            singles.add((column_of(item), lossy[0]))
+            singles.setdefault((column_of(item), lossy[0]), []).append(item.cell)
         elif lossy:
             stacks[item.cell] = (column_of(item), lossy)
-    found = {cell: tuple(m for m in lossy if (column, m) not in singles) for cell, (column, lossy) in stacks.items()}
+
+    def measured(cell: str, column: Column, member: str) -> bool:
+        found = singles.get((column, member), [])
+        return any(cell not in known or c not in known or same_baseline(known[cell], [known[c]]) for c in found)
+
+    found = {cell: tuple(m for m in lossy if not measured(cell, column, m)) for cell, (column, lossy) in stacks.items()}
     return {cell: missing for cell, missing in found.items() if missing}

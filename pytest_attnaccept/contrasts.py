@@ -14,7 +14,7 @@ from typing import Any
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.records import Metric, Record
 
-__all__ = ["Contrast", "contrast_of", "effects_on_shared_data"]
+__all__ = ["Contrast", "contrast_of", "effects_on_shared_data", "same_baseline"]
 
 _SHARE = 0.5  # policy: an interaction of half a margin is worth a name
 _ADD_UP = ("perplexity", "needle", "long-range")
@@ -58,7 +58,7 @@ def contrast_of(metric: Metric, full: Record, alone: Mapping[str, Record | None]
     kept = [_kept(r, metric.name) for r in (full, *singles)]
     if any(k is None for k in kept):
         return Contrast(compounds=None, text="interaction undecided: a record holds no losses by document")
-    if not _same_baseline(full, singles):
+    if not same_baseline(full, singles):
         return Contrast(compounds=None, text="interaction undecided: the cells have different baselines")
     try:
         rows = _shared_rows(kept)
@@ -75,7 +75,7 @@ def effects_on_shared_data(metric: Metric, records: Sequence[Record]) -> list[fl
     Two samples that stopped at different sizes differ by noise; the culprit is looked for where they do not.
     """
     kept = [_kept(r, metric.name) for r in records]
-    if not kept or any(k is None for k in kept) or not _same_baseline(records[0], records[1:]):
+    if not kept or any(k is None for k in kept) or not same_baseline(records[0], records[1:]):
         return None
     try:
         rows = _shared_rows(kept)
@@ -106,7 +106,8 @@ def _kept(record: Record, name: str) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def _same_baseline(full: Record, singles: Sequence[Record]) -> bool:
+def same_baseline(full: Record, singles: Sequence[Record]) -> bool:
+    """Whether records compare with one baseline, as far as their fingerprints say."""
     keys = [k for k in full.fingerprint if k.startswith("baseline.") and k != "baseline.spec"]
     return all(s.fingerprint.get(k) in (None, full.fingerprint[k]) for s in singles for k in keys)
 

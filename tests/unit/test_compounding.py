@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -113,15 +114,62 @@ def test_losses_that_were_damaged_are_undecided(break_it, reason: str) -> None:
     assert reason in found.findings[0].contrast.text
 
 
-def test_another_baseline_is_undecided() -> None:
-    stack, one, two = item("gqa.ship", "A", "B"), item("gqa.only-a", "A"), item("gqa.only-b", "B")
-    found = judged(
-        (stack, text(stack, losses(0.02, 3))),
+OTHER = {"baseline.weights": "another"}
+
+
+def marked(cell: str, *members: str, **context: object) -> PlannedItem:
+    return item(cell, *members, suite_model=None, **context)
+
+
+def test_another_baseline_is_undecided_and_no_single_of_a_release() -> None:
+    stack, one, two = marked("test_ship", "A", "B"), marked("test_a", "A"), marked("test_b", "B")
+    pairs = (
+        (stack, text(stack, losses(0.3, 3), V.FAIL)),
         (one, text(one, losses(0.01, 1))),
-        (two, text(two, losses(0.01, 2), fingerprint={"baseline.weights": "another"})),
+        (two, text(two, losses(0.01, 2), fingerprint=OTHER)),
     )
+    found = judged(*pairs)
     assert found.findings[0].contrast is not None
     assert found.findings[0].contrast.compounds is None
+    assert "different baselines" in found.findings[0].contrast.text
+    assert found.findings[0].blame == "who is to blame is not known: the cells have different baselines"
+    pairs = (*((i, replace(r, verdict=V.PASS, metrics=())) for i, r in pairs),)
+    assert judged(*pairs, profile="release").problems == ("a.accept.yaml::test_ship: singles not measured: B",)
+    assert (
+        judged(*pairs[:2], (two, replace(pairs[1][1], item=two.id, cell=two.cell)), profile="release").verdict is V.PASS
+    )
+
+
+def test_a_single_on_the_same_baseline_is_found_among_others() -> None:
+    stack, one, two = marked("test_ship", "A", "B"), marked("test_a", "A"), marked("test_b", "B")
+    wrong = marked("test_b_elsewhere", "B")
+    a, b = losses(0.01, 1), losses(0.012, 2)
+    found = judged(
+        (wrong, text(wrong, losses(0.4, 5), fingerprint=OTHER)),
+        (stack, text(stack, [x + y + z for x, y, z in zip(a, b, losses(0.0, 7), strict=True)])),
+        (one, text(one, a)),
+        (two, text(two, b)),
+    )
+    assert found.findings[0].singles["B"] == pytest.approx(0.012, abs=0.002)
+    assert found.findings[0].contrast is not None
+    assert found.findings[0].contrast.compounds is False
+
+
+def test_a_column_has_one_baseline() -> None:
+    """A Hub name that points to other weights since, or shards that loaded different ones, make the older cells stale."""
+    stack, one, two = item("gqa.ship", "A", "B"), item("gqa.only-a", "A"), item("gqa.only-b", "B")
+    column = item("mha.only-b", "B", suite_model="toy-mha", model="toy-mha:1")
+    old = [text(i, losses(0.0, 1), time="1") for i in (stack, one)]
+    new = [text(i, losses(0.0, 1), time="2", fingerprint=OTHER) for i in (two, column)]
+    found = judged(*zip((stack, one, two, column), [*old, *new], strict=True))
+    assert [r.verdict for r in found.results] == [V.INCOMPLETE, V.INCOMPLETE, V.PASS, V.PASS]
+    assert "the baseline of its column changed (baseline.weights)" in found.results[0].headline
+
+
+def test_a_stack_of_recorded_logs_knows_its_missing_singles() -> None:
+    stack = replace(marked("test_both", "A", "B"), surface="logs")
+    found = judged((stack, text(stack, losses(0.0, 1))), profile="release")
+    assert found.problems == ("a.accept.yaml::test_both: singles not measured: A, B",)
 
 
 def test_a_few_documents_decide_nothing() -> None:
