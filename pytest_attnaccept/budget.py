@@ -43,9 +43,9 @@ class Budget:
         for name in ("weights_gb", "bandwidth_gbs", "weight_ratio", "kv_ratio", "speculation"):
             value = getattr(self, name)
             if not (0 < value < float("inf")):
-                raise UsageError(f"budget: {name}={value!r} must be a positive number")
+                raise UsageError(f"budget: {_option(name)} ({name}={value!r}) must be a positive number")
         if not 0 <= self.kv_gb < float("inf"):
-            raise UsageError(f"budget: kv_gb={self.kv_gb!r} must not be negative")
+            raise UsageError(f"budget: --kv-gb (kv_gb={self.kv_gb!r}) must be a number that is not negative")
 
     @property
     def moved_gb(self) -> float:
@@ -90,6 +90,10 @@ class Budget:
     def claim_exceeds(self, claimed: float, tolerance: float = 0.02) -> bool:
         """Whether a claimed speedup is above what the ledger allows (2 % for rounding of published numbers)."""
         return claimed > self.speedup * (1 + tolerance)
+
+
+def _option(name: str) -> str:
+    return "--spec" if name == "speculation" else f"--{name.replace('_', '-')}"
 
 
 def crossover_tokens(weights_gb: float, kib_per_token: float, weight_ratio: float, kv_ratio: float) -> float:

@@ -15,24 +15,28 @@ _TOLERANCE = 0.02  # policy: rounding of published numbers; ledgers of real engi
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pytest_attnaccept budget", description="Step time, ledger and claims.")
+    parser = argparse.ArgumentParser(prog="python -m pytest_attnaccept budget", description="Step time, ledger and claims.")
     parser.add_argument("--weights-gb", type=float, help="weight bytes one step reads, decimal GB")
     parser.add_argument(
         "--kv-gb", type=float, help="KV bytes one step reads, decimal GB (or give a layout and --context)"
     )
     parser.add_argument("--bandwidth-gbs", type=float, help="memory bandwidth, decimal GB/s")
-    parser.add_argument("--weight-ratio", type=float, default=1.0)
-    parser.add_argument("--kv-ratio", type=float, default=1.0)
-    parser.add_argument("--spec", type=float, default=1.0, help="tokens per step of speculative decoding")
+    parser.add_argument(
+        "--weight-ratio", type=float, default=1.0, help="compression of the weights, 2 = half the bytes (default: 1)"
+    )
+    parser.add_argument(
+        "--kv-ratio", type=float, default=1.0, help="compression of the KV cache, 4 = a quarter of the bytes (default: 1)"
+    )
+    parser.add_argument("--spec", type=float, default=1.0, help="tokens per step of speculative decoding (default: 1)")
     parser.add_argument("--context", type=int, help="tokens of context, for the ledger")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=1, help="sequences that a step reads, for the ledger (default: 1)")
     layout = parser.add_argument_group("layout of the KV cache")
     layout.add_argument("--model", help="a config.json, a folder with one, or a known name (llama-3-8b, toy-gqa, ...)")
     layout.add_argument("--expanded", action="store_true", help="MLA: the engine caches the expanded heads")
-    layout.add_argument("--layers", type=int)
-    layout.add_argument("--kv-heads", type=int)
-    layout.add_argument("--head-dim", type=int)
-    layout.add_argument("--kv-bytes", type=float, default=2.0, help="bytes per stored value (2 = fp16)")
+    layout.add_argument("--layers", type=int, help="layers that keep keys and values (instead of --model)")
+    layout.add_argument("--kv-heads", type=int, help="KV heads per layer")
+    layout.add_argument("--head-dim", type=int, help="width of a key")
+    layout.add_argument("--kv-bytes", type=float, default=2.0, help="bytes per stored value (default: 2, fp16)")
     sweep = parser.add_argument_group("sweeps")
     sweep.add_argument("--sweep-context", help="contexts such as 4096,32768,131072: one row each")
     sweep.add_argument("--sweep-kv-ratio", help="KV compressions such as 1,2,4,8: one column each")
@@ -49,16 +53,15 @@ def run(argv: Sequence[str]) -> int:
     _require_input(args, ledger)
     lines = _ledger_lines(ledger, args) if ledger is not None else []
     budget = _budget(args, ledger)
-    wrong: list[str] = []
+    claims, hold = ([], True) if budget is None else _claims(budget, args)
     if budget is not None:
         lines = [*_step_lines(budget), *lines]
-        wrong = _claims(budget, args)
     if ledger is not None and args.weights_gb is not None:
         lines += _crossovers(args, ledger)
     if args.sweep_context or args.sweep_kv_ratio:
         lines += sweep_lines(args, ledger)
-    print("\n".join([*lines, *wrong]))
-    return 1 if wrong else 0
+    print("\n".join([*lines, *claims]))
+    return 0 if hold else 1
 
 
 def _require_input(args: argparse.Namespace, ledger: KvLedger | None) -> None:
@@ -68,17 +71,40 @@ def _require_input(args: argparse.Namespace, ledger: KvLedger | None) -> None:
     step = args.weights_gb is not None or args.bandwidth_gbs is not None or args.kv_gb is not None
     if not step and ledger is None:
         raise UsageError("budget: give --weights-gb, --bandwidth-gbs and --kv-gb, or a layout (--model) for its ledger")
-    asked = args.claim is not None or args.claim_saved_gb is not None or args.sweep_context or args.sweep_kv_ratio
+    asked_claim = args.claim is not None or args.claim_saved_gb is not None
+    asked = asked_claim or args.sweep_context or args.sweep_kv_ratio
+    if args.claim is not None and args.claim <= 0:
+        raise UsageError(f"budget: --claim {args.claim:g} must be a positive number: a speedup such as 2.14")
     if (step or asked) and (args.weights_gb is None or args.bandwidth_gbs is None):
-        raise UsageError("budget: a step time needs --weights-gb and --bandwidth-gbs")
+        raise UsageError(f"budget: a step time needs --weights-gb and --bandwidth-gbs; {_missing(args)}")
     if args.kv_gb is None and step and (ledger is None or (args.context is None and not args.sweep_context)):
         raise UsageError(
             "budget: give --kv-gb, or a layout (--model, or --layers, --kv-heads, --head-dim) and --context"
         )
     if args.sweep_context and ledger is None:
         raise UsageError("budget: --sweep-context needs a layout (--model, or --layers, --kv-heads, --head-dim)")
-    if args.kv_gb is None and args.context is None and args.claim is not None:
+    if args.kv_gb is None and args.context is None and asked_claim:
         raise UsageError("budget: a claim holds at one context: give --context or --kv-gb")
+    _require_one_size(args, ledger)
+
+
+def _require_one_size(args: argparse.Namespace, ledger: KvLedger | None) -> None:
+    """Refuse two sizes of one KV cache, and an expansion of what is not compressed."""
+    if args.expanded and (ledger is None or args.model is None or ledger_of(args.model).latent is None):
+        raise UsageError("budget: --expanded is about a --model with a latent cache (MLA), such as deepseek-v3 or toy-mla")
+    if args.kv_gb is None or ledger is None or args.context is None:
+        return
+    resident = ledger.gb(args.context) * args.batch
+    if abs(resident - args.kv_gb) > _TOLERANCE * max(resident, args.kv_gb):
+        raise UsageError(
+            f"budget: --kv-gb {args.kv_gb:g} is not what the layout holds at {args.context} tokens x batch {args.batch}"
+            f" ({resident:.3f} GB); leave out --kv-gb or --context"
+        )
+
+
+def _missing(args: argparse.Namespace) -> str:
+    names = [o for o, v in (("--weights-gb", args.weights_gb), ("--bandwidth-gbs", args.bandwidth_gbs)) if v is None]
+    return f"missing: {' and '.join(names)}"
 
 
 def _ledger(args: argparse.Namespace) -> KvLedger | None:
@@ -142,10 +168,15 @@ def _ledger_lines(ledger: KvLedger, args: argparse.Namespace) -> list[str]:
     if ledger.windows:
         line += f" ({len(ledger.windows)} of {ledger.layers} layers keep a window of {max(ledger.windows)} tokens)"
     if args.context is not None:
-        line += f", {ledger.gib(args.context) * args.batch:g} GiB at {args.context} tokens x batch {args.batch}"
+        line += f", {_size(ledger.gib(args.context) * args.batch)} at {args.context} tokens x batch {args.batch}"
         if args.weights_gb is not None:
             line += f" ({ledger.gb(args.context) * args.batch / args.weights_gb:.2f} x the weights, both in GB)"
     return [line]
+
+
+def _size(gib: float) -> str:
+    """Return GiB, or KiB where GiB would be a row of zeros."""
+    return f"{gib:g} GiB" if gib >= 0.01 else f"{gib * 1024**2:g} KiB"
 
 
 def _crossovers(args: argparse.Namespace, ledger: KvLedger) -> list[str]:
@@ -189,18 +220,36 @@ def _numbers(text: str, option: str, kind: type[int] | type[float]) -> list[floa
     return [n for n in numbers]
 
 
-def _claims(budget: Budget, args: argparse.Namespace) -> list[str]:
-    """Return what is wrong with the claims; NaN is no claim that holds."""
-    wrong = []
-    if args.claim is not None and not args.claim <= budget.speedup * (1 + _TOLERANCE):
-        wrong.append(
-            f"claim {args.claim:g}x is above what the ledger allows ({budget.speedup:.2f}x): it counts bytes twice"
+def _claims(budget: Budget, args: argparse.Namespace) -> tuple[list[str], bool]:
+    """Return one line per claim and whether all of them hold; NaN is no claim that holds."""
+    lines, hold = [], True
+    if args.claim is not None:
+        allowed = args.claim <= budget.speedup * (1 + _TOLERANCE)
+        hold = allowed
+        lines.append(
+            f"claim {args.claim:g}x is within what the ledger allows ({budget.speedup:.2f}x)"
+            if allowed
+            else f"claim {args.claim:g}x is above what the ledger allows ({budget.speedup:.2f}x): {_why(budget, args.claim)}"
         )
     saved = args.claim_saved_gb
-    if saved is not None and not abs(saved - budget.saved_gb) <= _TOLERANCE * budget.saved_gb:
-        wrong.append(
-            f"claim of {saved:g} GB saved per step is not what the ledger says ({budget.saved_gb:.3f} GB ="
-            f" {budget.weights_gb - budget.weights_gb / budget.weight_ratio:.3f} of weights"
+    if saved is not None:
+        allowed = abs(saved - budget.saved_gb) <= _TOLERANCE * budget.saved_gb
+        hold = hold and allowed
+        lines.append(
+            f"claim of {saved:g} GB saved per step is {'' if allowed else 'not '}what the ledger says"
+            f" ({budget.saved_gb:.3f} GB = {budget.weights_gb - budget.weights_gb / budget.weight_ratio:.3f} of weights"
             f" + {budget.kv_gb - budget.kv_gb / budget.kv_ratio:.3f} of KV)"
         )
-    return wrong
+    return lines, hold
+
+
+def _why(budget: Budget, claimed: float) -> str:
+    """Say what a claim that is too large does: multiply ratios, or promise more than any ratio that was given."""
+    if claimed <= budget.naive * (1 + _TOLERANCE):
+        return "it counts bytes twice"
+    if claimed != claimed:
+        return "it is not a number"
+    return (
+        f"not even the product of the ratios ({budget.naive:.2f}x) reaches it; give what is claimed with --weight-ratio,"
+        " --kv-ratio and --spec"
+    )

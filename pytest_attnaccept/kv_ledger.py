@@ -70,7 +70,7 @@ KNOWN: Mapping[str, KvLedger] = {
     "llama-2-7b": KvLedger(layers=32, kv_heads=32, head_dim=128),
     "llama-3-8b": KvLedger(layers=32, kv_heads=8, head_dim=128),
     "llama-3-70b": KvLedger(layers=80, kv_heads=8, head_dim=128),
-    "deepseek-v3": KvLedger(layers=61, kv_heads=128, head_dim=128, latent=576),
+    "deepseek-v3": KvLedger(layers=61, kv_heads=128, head_dim=160, latent=576),  # keys 192 and values 128 wide: halved
     "smollm2-135m": KvLedger(layers=30, kv_heads=3, head_dim=64),
 }
 
@@ -110,6 +110,16 @@ def _config_file(spec: str) -> Path:
             return place
         if (place / "config.json").is_file():
             return place / "config.json"
+    place = Path(spec)
+    if place.is_dir():
+        raise UsageError(f"budget: --model {spec}: the folder holds no config.json")
+    if place.is_absolute() or place.suffix == ".json" or spec.startswith(("./", "../", "~")):
+        raise UsageError(f"budget: --model {spec}: no such file or folder; give a config.json or a folder that holds one")
+    if "/" in spec:
+        raise UsageError(
+            f"budget: --model {spec}: no such folder, and the Hub is not asked; give the path of the model's config.json,"
+            " or --layers, --kv-heads and --head-dim"
+        )
     embedded = sorted(p.name for p in data_dir("models").glob("*") if (p / "config.json").is_file())
     raise UnknownNameError("model layout", spec, [*KNOWN, *embedded], "budget: --model (or a path to config.json)")
 

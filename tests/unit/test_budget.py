@@ -331,12 +331,67 @@ def test_claims(claim, status):
         ([*STEP, "--model", "llama-3-8b", "--sweep-context", "9", "--claim", "2"], "a claim holds at one context"),
         (["--model", "llama-3-8b", "--context", "0"], "must be positive"),
         (["--layers", "4"], "belong together"),
+        (["--weights-gb", "13"], "missing: --bandwidth-gbs"),
+        ([*STEP, "--kv-gb", "2", "--spec", "0"], "--spec "),
+        ([*BOTH, "--claim", "-1"], "--claim -1 must be a positive number"),
+        ([*STEP, "--model", "llama-3-8b", "--claim-saved-gb", "2", "--sweep-context", "9"], "a claim holds at one context"),
+        ([*BOTH, "--model", "llama-3-8b", "--context", "1000"], r"not what the layout holds at 1000 tokens x batch 1 \(0.131 GB\)"),
+        (["--model", "llama-3-8b", "--expanded"], "latent cache"),
+        ([*BOTH, "--expanded"], "latent cache"),
+        (["--model", "./nowhere/config.json"], "no such file or folder"),
+        (["--model", "Qwen/Qwen3-8B"], "the Hub is not asked"),
     ],
     ids=str,
 )
 def test_questions_that_cannot_be_answered(arguments, says):
     with pytest.raises(UsageError, match=says):
         budget_main(arguments)
+
+
+def test_a_kv_size_that_agrees_with_the_layout_is_no_second_one():
+    arguments = [*STEP, "--model", "llama-3-8b", "--context", "16384", "--kv-gb", "2.147"]
+    assert budget_main(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    ("claim", "says"),
+    [
+        (["--claim", "2.14"], "claim 2.14x is within what the ledger allows (2.14x)"),
+        (["--claim", "8"], "it counts bytes twice"),
+        (["--claim", "30"], "not even the product of the ratios (8.00x) reaches it"),
+        (["--claim", "nan"], "it is not a number"),
+        (["--claim-saved-gb", "8"], "claim of 8 GB saved per step is what the ledger says (8.000 GB"),
+        (["--claim-saved-gb", "9"], "is not what the ledger says (8.000 GB = 6.500 of weights + 1.500 of KV)"),
+    ],
+    ids=str,
+)
+def test_every_claim_gets_an_answer(claim, says, capsys):
+    budget_main([*BOTH, *claim])
+    assert says in capsys.readouterr().out
+
+
+def test_one_claim_that_holds_does_not_hide_one_that_does_not():
+    assert budget_main([*BOTH, "--claim", "2.14", "--claim-saved-gb", "8"]) == 0
+    assert budget_main([*BOTH, "--claim", "8", "--claim-saved-gb", "8"]) == 1
+    assert budget_main([*BOTH, "--claim", "2.14", "--claim-saved-gb", "9"]) == 1
+
+
+def test_expanded_heads_of_a_known_name_are_those_of_its_configuration(tmp_path):
+    published = {
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 7168,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    }  # fmt: skip
+    folder = config(tmp_path, **published)
+    for expanded in (False, True):
+        assert ledger_of("deepseek-v3", expanded=expanded) == ledger_of(folder, expanded=expanded)
+    assert ledger_of("deepseek-v3", expanded=True).kib_per_token == 61 * 128 * (192 + 128) * 2 / 1024
+
+
+def test_a_folder_without_a_configuration_and_a_small_ledger(tmp_path, capsys):
+    with pytest.raises(UsageError, match=r"holds no config\.json"):
+        ledger_of(str(tmp_path))
+    assert budget_main(["--model", "toy-gqa", "--context", "256"]) == 0
+    assert "1 KiB per token, 256 KiB at 256 tokens" in capsys.readouterr().out
 
 
 def test_the_command_imports_no_torch():
