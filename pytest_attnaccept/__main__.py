@@ -7,8 +7,12 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_attnaccept.errors import AttnAcceptError, RecordError, UnknownNameError
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.completeness import GateResult
 
 __all__ = ["entry", "main"]
 
@@ -17,7 +21,7 @@ def methods(argv: Sequence[str]) -> int:
     """Print the registry; with --profile, the checks that each method requires and why."""
     from pytest_attnaccept.reports.methods import depth_lines, method_lines
 
-    parser = argparse.ArgumentParser(prog="pytest_attnaccept methods", description=methods.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m pytest_attnaccept methods", description=methods.__doc__)
     parser.add_argument("--profile", help="also print the required checks under this profile")
     parser.add_argument("--method", help="only this method")
     args = parser.parse_args(argv)
@@ -31,8 +35,8 @@ def plan(argv: Sequence[str]) -> int:
     from pytest_attnaccept.reports.plan import plan_lines
     from pytest_attnaccept.suite_plan import plan_of_suite
 
-    parser = argparse.ArgumentParser(prog="pytest_attnaccept plan", description=plan.__doc__)
-    parser.add_argument("suite", type=Path)
+    parser = argparse.ArgumentParser(prog="python -m pytest_attnaccept plan", description=plan.__doc__)
+    parser.add_argument("suite", type=Path, help="a *.accept.yaml file")
     parser.add_argument("--profile", help="profile name or file (default: the suite's own, else smoke)")
     args = parser.parse_args(argv)
     found, profile = plan_of_suite(args.suite, args.profile)
@@ -42,9 +46,9 @@ def plan(argv: Sequence[str]) -> int:
 
 def merge(argv: Sequence[str]) -> int:
     """Copy the plans and records of many shards into one folder."""
-    parser = argparse.ArgumentParser(prog="pytest_attnaccept merge", description=merge.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m pytest_attnaccept merge", description=merge.__doc__)
     parser.add_argument("shards", type=Path, nargs="+", help="folders that hold records of one release")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder to copy them to")
     args = parser.parse_args(argv)
     count = 0
     for number, shard in enumerate(args.shards):
@@ -70,8 +74,8 @@ def verdict(argv: Sequence[str]) -> int:
     from pytest_attnaccept.reports.terminal import summary_lines
     from pytest_attnaccept.shards import collect_tree
 
-    parser = argparse.ArgumentParser(prog="pytest_attnaccept verdict", description=verdict.__doc__)
-    parser.add_argument("folder", type=Path)
+    parser = argparse.ArgumentParser(prog="python -m pytest_attnaccept verdict", description=verdict.__doc__)
+    parser.add_argument("folder", type=Path, help="output folder of a run (.attnaccept), or one that holds several")
     parser.add_argument(
         "--shards", type=int, help="how many shards the release has; another number found is INCOMPLETE"
     )
@@ -90,6 +94,12 @@ def verdict(argv: Sequence[str]) -> int:
     result = judge(found, records, problems)
     for line, _ in summary_lines(result, explicit=True, out=args.folder, quality_only=_quality_only(found.profile)):
         print(line)
+    _write_reports(args, result)
+    return 0 if result.verdict.value == "PASS" else 1
+
+
+def _write_reports(args: argparse.Namespace, result: GateResult) -> None:
+    """Write what was asked for, and say where it is."""
     if args.html is not None:
         from pytest_attnaccept.reports.page import write_page
 
@@ -102,14 +112,18 @@ def verdict(argv: Sequence[str]) -> int:
         from pytest_attnaccept.reports.xml import write_junit
 
         write_junit(args.junit, result)
-    return 0 if result.verdict.value == "PASS" else 1
+    for path in (args.html, args.markdown, args.junit):
+        if path is not None:
+            print(f"written: {path}")
 
 
 def report(argv: Sequence[str]) -> int:
     """Write the HTML report of the records under a folder, and the matrix as Markdown; the exit status is the verdict's."""
-    parser = argparse.ArgumentParser(prog="pytest_attnaccept report", description=report.__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--html", type=Path, default=Path("attnaccept.html"))
+    parser = argparse.ArgumentParser(prog="python -m pytest_attnaccept report", description=report.__doc__)
+    parser.add_argument("folder", type=Path, help="output folder of a run (.attnaccept), or one that holds several")
+    parser.add_argument(
+        "--html", type=Path, default=Path("attnaccept.html"), help="where the report goes (default: attnaccept.html)"
+    )
     parser.add_argument("--markdown", type=Path, help="also write the matrix as Markdown")
     args = parser.parse_args(argv)
     more = [] if args.markdown is None else ["--markdown", str(args.markdown)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_attnaccept.items import specs_of_test
+from pytest_attnaccept.items import spec_of_logs, specs_of_test
 from pytest_attnaccept.matrix import Plan
 from pytest_attnaccept.options import Options
 from pytest_attnaccept.profiles import Profile, load_profile
@@ -36,19 +36,35 @@ def plan_of_suite(path: Path, profile_name: str | None) -> tuple[Plan, Profile]:
         resume=False,
         html=None,
     )
+    file, root = _seen_from_here(path)
     items = [
         spec.planned
         for cell in suite.cells
         for spec in specs_of_test(
-            cell=f"{path.name}::{cell.name}",
+            cell=f"{file}::{cell.name}",
             stack=cell.stack,
             surface=Surface.MODEL,
             profile=profile,
             options=options,
             source=path,
+            root=root,
             where=f"{path.name}:{cell.line}",
             model=cell.model,
             checkpoint=cell.checkpoint,
         )
     ]
+    for logs in suite.logs:
+        files = (path, logs.baseline, logs.candidate)
+        found = spec_of_logs(
+            cell=f"{file}::{logs.name}", stack=logs.stack, files=files, profile=profile, limit=logs.limit, root=root
+        )
+        items += [spec.planned for spec in found]
     return Plan(items=tuple(items), profile=profile.name, claim=profile.claim), profile
+
+
+def _seen_from_here(path: Path) -> tuple[str, Path]:
+    """Return the file's name in ids and the folder that it counts from: as pytest would show it, run in this folder."""
+    here, file = Path.cwd().resolve(), path.resolve()
+    if file.is_relative_to(here):
+        return file.relative_to(here).as_posix(), here
+    return path.name, file.parent

@@ -16,10 +16,12 @@ def method_lines(only: str | None = None) -> list[str]:
     """Return one row per method: name, kind, layer, surface, knobs, hardware, and who applies it to a model."""
     lines = [f"{'method':<22} {'kind':<13} {'layer':<13} {'surface':<13} note"]
     for method in _chosen(only):
-        name = method.name + (f" ({', '.join(method.aliases)})" if method.aliases else "")
+        name = method.name
         lines.append(
             f"{name:<22} {method.kind.value:<13} {method.layer.value:<13} {method.surface.value:<13} {method.note}"
         )
+        if method.aliases:
+            lines.append(f"{'':<22} also called {', '.join(method.aliases)}")
         lines += [f"{'':<22} {_knob(knob)}" for knob in method.knobs]
         if method.surface is Surface.MODEL and method.kind is not Kind.EXACT:
             lines.append(f"{'':<22} {_who(method)}")
@@ -35,9 +37,11 @@ def depth_lines(profile_name: str, only: str | None = None) -> list[str]:
     for method in _chosen(only):
         entry = StackEntry(method=method, knobs={})
         lines.append(f"{method.name} [{method.kind.value}, accept.{method.surface.value}]")
-        for requirement in required_depth([entry], method.surface, profile, method.name):
+        needed = required_depth([entry], method.surface, profile, method.name)
+        width = max(16, *(len(requirement.check) for requirement in needed))
+        for requirement in needed:
             state = "" if requirement.exists else "(INCOMPLETE: this version cannot measure it) "
-            lines.append(f"  {requirement.check:<16} {state}{requirement.reason}")
+            lines.append(f"  {requirement.check:<{width}} {state}{requirement.reason}")
         missing = not_gated_yet(method.kind, method.surface, profile)
         if missing:
             lines.append(f"  not gated yet: {', '.join(missing)}")

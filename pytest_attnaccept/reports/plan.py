@@ -17,7 +17,7 @@ __all__ = ["plan_lines"]
 def plan_lines(plan: Plan, profile: Profile) -> list[str]:
     """Return the lines that ``--accept-plan`` prints."""
     lines = [
-        f"plan under profile {profile.name} ({profile.title}): {len(plan.items)} items, digest {plan.digest()}",
+        f"plan under profile {profile.name} ({profile.title}): {_items(plan)}, digest {plan.digest()}",
         f"claim of a PASS: {profile.claim}",
     ]
     cells: dict[str, list[PlannedItem]] = {}
@@ -27,9 +27,10 @@ def plan_lines(plan: Plan, profile: Profile) -> list[str]:
     for cell, items in cells.items():
         first = items[0]
         lines.append(f"{cell}: {first.stack} [{first.kind}, accept.{first.surface}]")
+        width = max(14, *(len(item.check) for item in items))
         for item in items:
-            lines.append(f"  {item.check:<14} {item.reason}")
-            lines += [f"  {'':<14} {text}" for text in (_sample(item, profile, family), _cost(item)) if text]
+            lines.append(f"  {item.check:<{width}} {item.reason}")
+            lines += [f"  {'':<{width}} {text}" for text in (_sample(item, profile, family), _cost(item)) if text]
         missing = not_gated_yet(Kind(first.kind), Surface(first.surface), profile)
         if missing:
             lines.append(f"  not gated yet: {'; '.join(f'{check} ({reason})' for check, reason in missing.items())}")
@@ -38,6 +39,10 @@ def plan_lines(plan: Plan, profile: Profile) -> list[str]:
     if not profile.performance:
         lines.append("quality gate only: performance is not part of this profile's verdict")
     return lines
+
+
+def _items(plan: Plan) -> str:
+    return "1 item" if len(plan.items) == 1 else f"{len(plan.items)} items"
 
 
 def _sample(item: PlannedItem, profile: Profile, family: int) -> str:
@@ -117,12 +122,22 @@ def _needle_power(contexts: int, questions: int, margin: float, profile: Profile
 
 
 def _cost(item: PlannedItem) -> str:
-    """Return the estimated cost in prefilled tokens per side, when the model's trained length is known."""
-    count = item.params.get("contexts") or item.params.get("documents")
-    tier = item.params.get("tier")
-    if not isinstance(count, int) or not isinstance(tier, (int, float)):
+    """Return the cost in prefilled tokens per side, in trained lengths as long as the model is not loaded.
+
+    A sample that is decided early costs less.
+    """
+    params: Mapping[str, object] = item.params
+    count = params.get("contexts") or params.get("documents")
+    tiers = [params.get("tier")] if "tier" in params else params.get("tiers") or params.get("lengths")
+    if not isinstance(count, int) or not isinstance(tiers, Sequence) or isinstance(tiers, str):
         return ""
-    length = item.params.get("max_tokens")
-    if isinstance(length, int):
-        return f"cost: about {count * length:,} prefilled tokens per side"
-    return f"cost: about {count * tier:g} x the trained length in prefilled tokens per side"
+    lengths = [float(tier) for tier in tiers if isinstance(tier, (int, float))]
+    patterns = params.get("patterns")
+    if isinstance(patterns, Sequence) and "screen" not in params:  # screened patterns: the worst one is asked in full
+        count *= max(1, len(patterns))
+    if not lengths:
+        return ""
+    cap = params.get("max_tokens")
+    shown = f"{count * len(lengths) * cap:,}" if isinstance(cap, int) else f"{count * sum(lengths):g} x the trained length in"
+    shared = ", less what the needle items have asked already" if item.check in CURVES else ""
+    return f"cost: about {shown} prefilled tokens per side{shared}"

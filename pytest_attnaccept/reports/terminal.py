@@ -32,18 +32,14 @@ def summary_lines(
     blocking = result.blocking
     lines += [(f"  {_short(r)}", False) for r in blocking[:MOST_SHOWN]]
     if len(blocking) > MOST_SHOWN:
-        lines.append((f"  ... and {len(blocking) - MOST_SHOWN} more in {_shown(out)}/verdict.json", False))
+        lines.append((f"  ... and {len(blocking) - MOST_SHOWN} more in {_evidence(out, again)}", False))
     lines += [(f"  note: {text}", None) for text in _notes(result)]
     lines += [(text, None) for text in matrix_lines(result)] if explicit else []
     if explicit and good:
         lines.append((f"claim: {result.claim}", None))
     if explicit and not good and result.results:
-        lines.append(
-            (
-                f"evidence: {_shown(out)}/verdict.json" + (f"; run only what is not green: {again}" if again else ""),
-                None,
-            )
-        )
+        rerun = f"; run only what is not green: {again}" if again else ""
+        lines.append((f"evidence: {_evidence(out, again)}{rerun}", None))
     if explicit and any(r.item.kind == Kind.APPROXIMATE.value for r in result.results):
         ran = {r.item.check for r in result.results}
         missing_checks = [
@@ -54,6 +50,12 @@ def summary_lines(
     if explicit and quality_only:
         lines.append(("quality gate only: performance is not part of this profile's verdict", None))
     return lines
+
+
+def _evidence(out: Path, again: str) -> str:
+    """Name the file that holds everything; a folder of several shards has none of its own."""
+    run = bool(again) or (out / "verdict.json").is_file()
+    return f"{_shown(out)}/verdict.json" if run else f"the records under {_shown(out)}"
 
 
 def _shown(folder: Path) -> str:

@@ -132,3 +132,50 @@ def test_plan_of_a_shipped_suite_shows_power(capsys):
     assert "needle-1x" in out
     assert "at most n=220 contexts x 4 questions in 8 looks, margin 0.05" in out
     assert "passes with 0.99" in out
+
+
+def test_a_report_says_where_it_is_and_where_the_evidence_is(shards, capsys, monkeypatch):
+    monkeypatch.chdir(shards)
+    item = planned("needle-1x")
+    RecordWriter(shards / "two", "r2.gw0").append(record(item, "r2", Verdict.FAIL))
+    assert main(["report", str(shards), "--markdown", "m.md"]) == 1
+    out = capsys.readouterr().out
+    assert "written: attnaccept.html" in out
+    assert "written: m.md" in out
+    assert (shards / "attnaccept.html").is_file()
+    assert "verdict.json" not in out  # a folder of several shards has none
+    assert "evidence: the records under ." in out
+
+
+def test_the_usage_of_a_command_can_be_typed(capsys):
+    for name in [c for c in COMMANDS if c != "compare"]:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert f"usage: python -m pytest_attnaccept {name}" in capsys.readouterr().out
+
+
+LOGS = "schema: 1\nlogs:\n  gsm8k: {baseline: a.jsonl, candidate: b.jsonl, method: kv4, metric: m, margin: 0.02, origin: 'policy: p'}\n"
+
+
+def test_the_plan_of_a_suite_holds_its_recorded_logs_and_names_it_as_pytest_does(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "suites"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_text("{}\n")
+    (folder / "l.accept.yaml").write_text(LOGS)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "suites/l.accept.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert ": 1 item, digest" in out
+    assert "suites/l.accept.yaml::gsm8k: kv4 [approximate, accept.logs]" in out
+    assert "every item of the two logs, margin 0.02" in out
+
+
+def test_the_plan_says_what_each_sample_costs(capsys):
+    suite = Path(__file__).parents[2] / "suites" / "longctx.accept.yaml"
+    assert main(["plan", str(suite)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sampled = [i for i, line in enumerate(lines) if " n=" in line]
+    assert len(sampled) >= 8
+    for i in sampled:
+        assert "cost: about " in lines[i + 1], lines[i]
