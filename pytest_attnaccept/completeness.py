@@ -73,15 +73,17 @@ class GateResult:
         return sum(r.verdict is verdict for r in self.results)
 
 
-def judge(plan: Plan, records: Sequence[Record], problems: Iterable[str] = (), alpha: float = 0.05) -> GateResult:
-    """Compare what was recorded with what was planned."""
+def judge(
+    plan: Plan, records: Sequence[Record], problems: Iterable[str] = (), alpha: float | None = None
+) -> GateResult:
+    """Compare what was recorded with what was planned, at the level `alpha` (default: the plan's)."""
     issues = list(problems)
     by_item: dict[str, list[Record]] = {}
     for record in records:
         by_item.setdefault(record.item, []).append(record)
     newest = _newest(plan.items, records)
     results = [_item_result(item, by_item.get(item.id, []), newest) for item in plan.items]
-    results = _all_neutral_is_invalid(_holm_failures(results, alpha))
+    results = _all_neutral_is_invalid(_holm_failures(results, plan.alpha if alpha is None else alpha))
     found = findings((r.item, r.record, r.verdict) for r in results)
     missing = unmeasured_singles(plan.items, newest.cells)
     results = _explained(results, found, missing)

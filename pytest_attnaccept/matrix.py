@@ -61,11 +61,18 @@ class PlannedItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Every planned item of a run, in order."""
+    """Every planned item of a run, in order.
+
+    Attributes
+    ----------
+    alpha
+        Level of the profile, at which a wrong FAIL of the whole run is controlled.
+    """
 
     items: tuple[PlannedItem, ...]
     profile: str
     claim: str = ""
+    alpha: float = 0.05
 
     @property
     def family(self) -> int:
@@ -88,6 +95,7 @@ class Plan:
             "schema": PLAN_SCHEMA,
             "profile": self.profile,
             "claim": self.claim,
+            "alpha": self.alpha,
             "digest": self.digest(),
             "items": [asdict(i) for i in self.items],
         }
@@ -101,7 +109,9 @@ class Plan:
             if body["schema"] != PLAN_SCHEMA:
                 raise RecordError(f"{where}: plan schema {body['schema']!r}; this version reads {PLAN_SCHEMA}")
             items = tuple(PlannedItem(**{**i, "methods": tuple(i["methods"])}) for i in body["items"])
-            plan = cls(items=items, profile=body["profile"], claim=body.get("claim", ""))
+            plan = cls(items=items, profile=body["profile"], claim=body.get("claim", ""), alpha=body.get("alpha", 0.05))
+            if not isinstance(plan.alpha, float) or not 0 < plan.alpha < 0.5:
+                raise RecordError(f"{where}: alpha={plan.alpha!r} is no level in (0, 0.5)")
             if body["digest"] != plan.digest():
                 raise RecordError(f"{where}: its items are not the ones it was written with (digest differs)")
             return plan

@@ -70,7 +70,10 @@ class GateSession:
 
     def plan(self) -> Plan:
         """Return everything that this process knows to be required."""
-        return Plan(items=tuple(self._planned.values()), profile=self.profile.name, claim=self.profile.claim)
+        return replace(self._empty(), items=tuple(self._planned.values()))
+
+    def _empty(self) -> Plan:
+        return Plan(items=(), profile=self.profile.name, claim=self.profile.claim, alpha=self.profile.alpha)
 
     def require(self, items: Iterable[PlannedItem]) -> None:
         """Add planned items; one that is known already is not added again."""
@@ -86,7 +89,7 @@ class GateSession:
 
     def announce(self) -> None:
         """Put on disk that a gate has begun, so that the verdict of the run before it is outdated from now on."""
-        self.shards.announce(Plan(items=(), profile=self.profile.name, claim=self.profile.claim))
+        self.shards.announce(self._empty())
 
     def write_plan(self) -> None:
         """Put the plan on disk before anything is measured."""
@@ -183,7 +186,7 @@ class GateSession:
         plan, records, more = self.shards.collect(fallback=self.plan(), restate=self._restate)
         problems += [p for p in [*more, *self.problems, *self.usage_errors] if p not in problems]
         problems += self._lost_records(records)
-        self.result = self._explained(judge(plan, records, problems, alpha=self.profile.alpha))
+        self.result = self._explained(judge(plan, records, problems))
         if plan.items or self.options.explicit:
             self.shards.settle(plan, self.result.problems)
             self.shards.drop_older_runs()

@@ -14,7 +14,7 @@ Positions
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -195,4 +195,24 @@ def _union(plan: Plan, other: Plan, problems: list[str]) -> Plan:
         )
     if other.profile != plan.profile:
         problems.append(f"shards ran different profiles: {plan.profile} and {other.profile}")
+    elif other.alpha != plan.alpha:
+        problems.append(
+            f"shards ran different profiles of the name {plan.profile}: levels {plan.alpha:g} and {other.alpha:g}"
+        )
+    before, now = _sources(plan), _sources(other)
+    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+    if changed and not clash:
+        problems.append(f"shards are from different sources: {', '.join(changed[:3])} differ; measure one commit")
     return plan.merged(other)
+
+
+def _sources(plan: Plan) -> dict[str, str]:
+    """Return the digests of the files that a plan depends on, and of this package."""
+    found: dict[str, str] = {}
+    for item in plan.items:
+        files, versions = item.context.get("files"), item.context.get("versions")
+        if isinstance(files, Mapping):
+            found.update((str(k), str(v)) for k, v in files.items())
+        if isinstance(versions, Mapping) and "code" in versions:
+            found["pytest-attnaccept"] = str(versions["code"])
+    return found

@@ -1,6 +1,7 @@
 """Plan + records -> verdict: what is missing, stale, repeated or only neutral never becomes green."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_attnaccept.completeness import judge
 from pytest_attnaccept.matrix import Plan, PlannedItem
-from pytest_attnaccept.records import Record
+from pytest_attnaccept.records import Metric, Record
 from pytest_attnaccept.taxonomy import Verdict
 
 V = Verdict
@@ -126,3 +127,12 @@ def test_green_only_if_every_item_is(verdicts: list[Verdict], data: st.DataObjec
     found = judge(plan(*items), records)
     green = len(kept) == len(items) and not any(v.blocks for v in verdicts) and V.PASS in verdicts
     assert (found.verdict is V.PASS) == green
+
+
+@pytest.mark.parametrize(("alpha", "verdict"), [(0.05, V.FAIL), (0.01, V.INCONCLUSIVE)])
+def test_holm_uses_the_level_of_the_plan(alpha: float, verdict: Verdict) -> None:
+    only = item("needle-1x")
+    metric = Metric(name="needle", verdict="INCONCLUSIVE", p_fail=0.03, p_pass=0.9)
+    run = replace(plan(only), alpha=alpha)
+    found = judge(Plan.from_json(run.to_json(), "here"), [record(only, V.INCONCLUSIVE, metrics=(metric,))])
+    assert found.verdict is verdict

@@ -1,6 +1,7 @@
 """Plans as values: digests, ids, merging, reading back."""
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ def item(cell: str = "c", check: str = "value", static: str = "s") -> PlannedIte
 
 
 def test_round_trip() -> None:
-    plan = Plan(items=(item(), item("d")), profile="smoke", claim="c")
+    plan = Plan(items=(item(), item("d")), profile="smoke", claim="c", alpha=0.01)
     again = Plan.from_json(plan.to_json(), "here")
     assert again == plan
     assert again.digest() == plan.digest()
@@ -37,6 +38,15 @@ def test_merged_keeps_its_own_items() -> None:
     mine, theirs = item(static="new"), item(static="old")
     merged = Plan(items=(mine,), profile="p").merged(Plan(items=(theirs, item("d")), profile="p"))
     assert [(i.cell, i.static) for i in merged.items] == [("c", "new"), ("d", "s")]
+
+
+@pytest.mark.parametrize("alpha", ["0.01", 0, -0.1, 0.7, True, None])
+def test_a_level_that_is_none_is_refused(alpha: object) -> None:
+    body = json.loads(Plan(items=(item(),), profile="smoke").to_json())
+    with pytest.raises(RecordError, match="here"):
+        Plan.from_json(json.dumps({**body, "alpha": alpha}), "here")
+    del body["alpha"]  # plans of earlier versions
+    assert Plan.from_json(json.dumps(body), "here").alpha == 0.05
 
 
 def test_unique_keeps_the_first() -> None:
