@@ -22,20 +22,7 @@ def plan_of_suite(path: Path, profile_name: str | None) -> tuple[Plan, Profile]:
     profile = load_profile(chosen, "--profile").with_overrides(
         limits=suite.limits, data=suite.data, max_tokens=suite.max_tokens
     )
-    options = Options(
-        profile=chosen,
-        explicit=True,
-        model=None,
-        device="auto",
-        dtype=None,
-        seed=0,
-        out=Path(".attnaccept"),
-        plan_only=True,
-        time_s=None,
-        selftest=False,
-        resume=False,
-        html=None,
-    )
+    options = _options(chosen)
     file, root = _seen_from_here(path)
     items = [
         spec.planned
@@ -60,6 +47,24 @@ def plan_of_suite(path: Path, profile_name: str | None) -> tuple[Plan, Profile]:
         )
         items += [spec.planned for spec in found]
     return Plan(items=tuple(items), profile=profile.name, claim=profile.claim), profile
+
+
+def _options(profile: str) -> Options:
+    """Return the options of a run that names the profile and nothing else."""
+    return Options(
+        profile=profile,
+        explicit=True,
+        model=None,
+        device="auto",
+        dtype=None,
+        seed=0,
+        out=Path(".attnaccept"),
+        plan_only=True,
+        time_s=None,
+        selftest=False,
+        resume=False,
+        html=None,
+    )
 
 
 def _seen_from_here(path: Path) -> tuple[str, Path]:
