@@ -171,12 +171,14 @@ def data_dir(name: str) -> Path:
 
 
 def load_profile(name: str, where: str = "--accept-profile") -> Profile:
-    """Return the built-in profile `name`, or the one in the YAML file `name`."""
+    """Return the built-in profile `name`, or the one in the YAML file `name`; a file's borrowed name shows the file."""
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
             raise SchemaError(f"{where}: profile file {name} does not exist")
-        return parse_profile(load(path))
+        own = parse_profile(load(path))
+        # "GATE PASS under profile release" must mean the shipped one.
+        return replace(own, name=f"{own.name} ({path.name})") if own.name in BUILTIN_PROFILES else own
     if name not in BUILTIN_PROFILES:
         raise UnknownNameError("profile", name, BUILTIN_PROFILES, where)
     return parse_profile(load(data_dir("suites") / "profiles" / f"{name}.yaml"))

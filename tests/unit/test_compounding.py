@@ -245,7 +245,7 @@ def test_three_members_and_their_leave_one_outs() -> None:
 
 def test_marks_without_singles_are_said_and_block_a_release() -> None:
     stack = item("test_both", "A", "B", suite_model=None)
-    for profile, verdict in (("smoke", V.PASS), ("release", V.INCOMPLETE)):
+    for profile, verdict in (("smoke", V.PASS), ("release", V.INCOMPLETE), ("release (ours.yaml)", V.INCOMPLETE)):
         found = judged((stack, text(stack, losses(0.0, 1))), profile=profile)
         assert found.verdict is verdict
         assert "singles not measured: A, B" in found.results[0].headline

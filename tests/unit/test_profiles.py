@@ -73,6 +73,14 @@ def test_names_and_files(tmp_path: Path) -> None:
     assert load_profile(str(path)).name == "mine"
 
 
+@pytest.mark.parametrize("name", ["smoke", "release"])
+def test_a_file_that_bears_the_name_of_a_shipped_profile_says_which_file_it_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "weak.yaml"
+    path.write_text(MINIMAL.replace("name: mine", f"name: {name}"))
+    assert load_profile(str(path)).name == f"{name} (weak.yaml)"
+    assert load_profile(name).name == name
+
+
 def test_a_larger_limit_remembers_what_it_replaced() -> None:
     profile = parse(MINIMAL + "limits: {needle: {max: 0.05, origin: 'policy: x'}}\n")
     loose = profile.with_overrides(limits={"needle": Limit(max=0.1, origin="policy: y")})
