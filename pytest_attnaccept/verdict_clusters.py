@@ -7,11 +7,17 @@ ends of the interval are shown as ``exp(end) - 1``. A divergence or a share of f
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from pytest_attnaccept.measurement import ClusteredSums
 from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
 from pytest_attnaccept.taxonomy import Verdict
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.stats.clustered import ClusteredResult
+
+_Z_SQUARED = 2.706  # 1.645 squared, the one-sided 5 % point of a normal law: a planning hint, not a bound
 
 __all__ = ["clustered_metric"]
 
@@ -40,7 +46,7 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
     if result.reason:
         text += f": {result.reason}"
     if result.verdict is Verdict.INCONCLUSIVE:
-        text += f"; {_needs(result.mean, result.upper, margin, result.documents)}"
+        text += f"; {_needs(result)}"
     return Metric(
         name=gate.name,
         verdict=result.verdict.value,
@@ -58,14 +64,25 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
     )
 
 
-def _needs(mean: float, upper: float, margin: float, documents: int) -> str:
-    """Say how many documents would decide: the half width of the interval shrinks with the root of their number."""
-    if not mean < margin:
-        return "the estimate is not below the margin: more documents will not make it pass"
-    if not math.isfinite(upper):
+def _needs(result: ClusteredResult) -> str:
+    """Say how many documents would decide: the half width of the interval shrinks with the root of their number.
+
+    So does the error of the share of documents beyond the cap, whose variance is largest at its limit.
+    """
+    from pytest_attnaccept.stats.clustered import BEYOND_LIMIT
+
+    never = "more documents will not make it pass"
+    count, share = result.documents, result.beyond / result.documents if result.documents else 0.0
+    if not result.mean < result.margin:
+        return f"the estimate is not below the margin: {never}"
+    if share >= BEYOND_LIMIT:
+        return f"{share:.1%} of the documents lie beyond the cap and {BEYOND_LIMIT:.0%} may: {never}"
+    if not math.isfinite(result.upper):
         return "more documents are needed than can be estimated from these"
-    need = math.ceil(documents * ((upper - mean) / (margin - mean)) ** 2)
-    return f"needs about {max(need, documents + 1)} documents for PASS if the loss stays at this estimate"
+    need = math.ceil(count * ((result.upper - result.mean) / (result.margin - result.mean)) ** 2)
+    if result.beyond:
+        need = max(need, math.ceil(_Z_SQUARED * BEYOND_LIMIT * (1 - BEYOND_LIMIT) / (BEYOND_LIMIT - share) ** 2))
+    return f"needs about {max(need, count + 1, result.minimum)} documents for PASS if the loss stays at this estimate"
 
 
 def _shown(value: float, *, ratio: bool) -> float:

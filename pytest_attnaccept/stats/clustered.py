@@ -76,6 +76,8 @@ class ClusteredResult:
         Sample skewness of the document means.
     beyond, beyond_upper
         Documents above the cap, and the upper bound of their share.
+    minimum
+        Fewest documents that could pass, whatever they lose.
     """
 
     verdict: Verdict
@@ -93,6 +95,7 @@ class ClusteredResult:
     beyond: int
     beyond_upper: float
     measurable: bool
+    minimum: int = 0
 
 
 def clustered_mean(
@@ -157,7 +160,8 @@ def _confirm(result: ClusteredResult, robust: ClusteredResult) -> ClusteredResul
     if robust.verdict is Verdict.PASS:
         return result
     reason = f"rare documents could hide the margin: {robust.reason}"
-    return replace(result, verdict=Verdict.INCONCLUSIVE, reason=reason, p_pass=max(result.p_pass, robust.p_pass))
+    p_pass = max(result.p_pass, robust.p_pass)
+    return replace(result, verdict=Verdict.INCONCLUSIVE, reason=reason, p_pass=p_pass, minimum=robust.minimum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,8 @@ def _by_t(sample: _Sample, constant: bool, skewed: bool) -> ClusteredResult:
     verdict = decide(*tails, sample.alpha_pass, sample.alpha_fail)
     refusal = _doubt(sample, verdict, skewed)
     verdict = Verdict.INCONCLUSIVE if refusal else verdict
-    return _result(sample, "t", (mean, float(lower), float(upper)), tails, verdict, refusal, _beyond_upper(sample))
+    result = _result(sample, "t", (mean, float(lower), float(upper)), tails, verdict, refusal, _beyond_upper(sample))
+    return replace(result, minimum=MIN_DOCUMENTS)
 
 
 def _doubt(sample: _Sample, verdict: Verdict, skewed: bool) -> str:
@@ -247,7 +252,8 @@ def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> C
     elif verdict is Verdict.INCONCLUSIVE:
         text = f"the bound with documents capped at {cap:.3g}, {upper:+.5f}, reaches the margin {sample.margin:.5f}"
     verdict = Verdict.INCONCLUSIVE if text and verdict is Verdict.PASS else verdict
-    return _result(sample, "robust", (mean, lower, upper), tails, verdict, text, _beyond_upper(sample))
+    result = _result(sample, "robust", (mean, lower, upper), tails, verdict, text, _beyond_upper(sample))
+    return replace(result, minimum=need)
 
 
 def _beyond_upper(sample: _Sample) -> float:

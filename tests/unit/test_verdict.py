@@ -104,3 +104,23 @@ def test_body_says_what_it_looks_like_and_how_to_reproduce() -> None:
     body = decide(measured, LIMITS).body
     for text in ("looks like: sliding window of 256", "    call(2)", "resolution: 3e-6"):
         assert text in body
+
+
+def perplexity_of(*losses: float, tokens: int = 10) -> str:
+    gate = ClusteredSums(name="perplexity", sums=tuple(x * tokens for x in losses), tokens=(tokens,) * len(losses))
+    return decide(Measured(gates=(gate,)), LIMITS).metrics[0].text
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        # constant losses of 24 documents: what is missing is the minimum, not one document more
+        ([0.001] * 24, "needs about 59 documents"),
+        # 4 of 100 beyond the cap: 4 % is shown to be under 5 % by 2.706 x 0.0475 / 0.01^2 documents
+        ([0.02] * 96 + [0.6] * 4, "needs about 1286 documents"),
+        ([0.01] * 92 + [0.6] * 8, "8.0% of the documents lie beyond the cap and 5% may: more documents will not make it pass"),
+        ([0.0, 0.2] * 20, "the estimate is not below the margin: more documents will not make it pass"),
+    ],
+)
+def test_how_many_documents_would_decide(losses: list[float], words: str) -> None:
+    assert words in perplexity_of(*losses)
