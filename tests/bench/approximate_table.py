@@ -1,8 +1,8 @@
 """Method x budget x task on the embedded models: verdicts and intervals, and whether they agree in direction with the literature.
 
-    python tests/bench/approximate_table.py [--models toy-mha toy-gqa toy-mla] [--seed 7302]
+    python tests/bench/approximate_table.py [--models toy-mha toy-gqa toy-mla] [--seed 7303]
 
-Directions, fixed before the run: StreamingLLM keeps the text fluent and fails recall outside its window; KV8 passes everywhere;
+Directions, fixed before the run: StreamingLLM keeps the text fluent (at three quarters it passes perplexity) and fails recall outside its window; KV8 passes everywhere;
 two bits per token fail; random eviction fails; evictions that ask several queries, and StreamingLLM, lose less than it; TOVA, which
 cuts a one-shot prompt by its last query alone, loses no more than it beyond the interval; a planted no-op is INVALID; with the question
 inside the compressed text SnapKV answers more when its votes are pooled over as many tokens as an answer has (``pool=13``; at 5, half
@@ -24,8 +24,8 @@ schema: 1
 name: table
 claim: no collapse beyond ten points of retrieval or a tenth of perplexity
 checks:
-  divergence: {documents: 100, tier: 1, continuation: 32}
-  perplexity: {documents: 100, tier: 1, continuation: 32}
+  divergence: {documents: 200, tier: 1, continuation: 32}
+  perplexity: {documents: 200, tier: 1, continuation: 32}
   needle: {tiers: [1], contexts: 60, questions_per_context: 4, question_first: 6}
   long-range: {families: [kv_recall, variable_tracking], tiers: [1], contexts: 60}
 limits:
@@ -39,6 +39,7 @@ ROWS: tuple[tuple[str, Mapping[str, object], str], ...] = (
     ("kv8", {}, ""),
     ("kv4", {}, ""),
     ("kv2", {}, ""),
+    ("streaming_llm", {"kv_budget": 0.75}, ""),
     ("streaming_llm", {"kv_budget": 0.5}, ""),
     ("streaming_llm", {"kv_budget": 0.25}, ""),
     ("h2o", {"kv_budget": 0.5}, ""),
@@ -79,6 +80,7 @@ def directions(found: Mapping[tuple[str, str], Mapping[str, Any]], model: str) -
     def lost(row: str) -> float:
         return effect(found[row, "needle-1x"], "needle")
 
+    wide = "streaming_llm kv_budget=0.75"
     streaming, recall = "streaming_llm kv_budget=0.5", ("needle-1x", "long-range-kv_recall")
     random = {b: lost(f"random_eviction kv_budget={b}") for b in (0.5, 0.25)}
     beaten = {
@@ -98,7 +100,10 @@ def directions(found: Mapping[tuple[str, str], Mapping[str, Any]], model: str) -
         (f"{model}: two bits per token fail the needle", verdict("kv2", "needle-1x") == "FAIL", cell(found["kv2", "needle-1x"])),
         (f"{model}: StreamingLLM at half loses recall", all(verdict(streaming, t) == "FAIL" for t in recall),
          "; ".join(cell(found[streaming, t]) for t in recall)),
-        (f"{model}: and its perplexity rises by less than a third", ratio < 1 / 3, f"{ratio:+.1%}, on key tokens {key:+.2f} nats"),
+        (f"{model}: StreamingLLM at three quarters passes perplexity and fails recall",
+         verdict(wide, "perplexity") == "PASS" and "FAIL" in [verdict(wide, t) for t in recall],
+         "; ".join(cell(found[wide, t]) for t in ("perplexity", *recall))),
+        (f"{model}: at half, its perplexity rises by less than a third", ratio < 1 / 3, f"{ratio:+.1%}, on key tokens {key:+.2f} nats"),
         (f"{model}: random eviction fails the needle", all(verdict(f"random_eviction kv_budget={b}", "needle-1x") == "FAIL"
          for b in (0.5, 0.25)), str({b: round(x, 3) for b, x in random.items()})),
         (f"{model}: evictions by several queries and StreamingLLM lose less than random", max(beaten.values()) < 0,
@@ -116,12 +121,12 @@ def main() -> int:
     """Run all rows on all models and store the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["toy-mha", "toy-gqa", "toy-mla"])
-    parser.add_argument("--seed", type=int, default=7302)
+    parser.add_argument("--seed", type=int, default=7303)
     options = parser.parse_args()
     prepare()
     head: dict[str, object] = {
         "command": " ".join(["python", *sys.argv]), "commit": commit(), "seed": options.seed,
-        "profile": "60 contexts x 4 questions at the trained length, 100 documents; margins: 10 points, 10 % perplexity",
+        "profile": "60 contexts x 4 questions at the trained length, 200 documents; margins: 10 points, 10 % perplexity",
         "cell": "verdict, loss [95 % interval]; perplexity: relative increase; FAIL is corrected over the items of a cell",
     }  # fmt: skip
     tables: dict[str, list[dict[str, object]]] = {}
