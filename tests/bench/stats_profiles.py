@@ -2,11 +2,12 @@
 
 Harmless: no true loss, the profile's share of answers differing (4 %), answers of one context correlated with .3. Token
 gates: the paired spread that 5-bit weights show in published llama.cpp tables (token sd .105, mean KL .011, a documents'
-intraclass correlation of .01) and 4 % of the top-1 tokens changed. Retrieval runs in the planned looks.
+intraclass correlation of .01) and 4 % of the top-1 tokens changed. The needle runs in the planned looks, the task families of `long-range` on all contexts at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 
@@ -14,8 +15,9 @@ import numpy as np
 from stats_common import Check, options, publish
 
 from pytest_attnaccept.profiles import BUILTIN_PROFILES, Profile, load_profile
-from pytest_attnaccept.stats import clustered_mean, p_pass_scores, plan_looks
+from pytest_attnaccept.stats import DEFAULT_ALPHA, clustered_mean, p_pass_scores, plan_looks
 from pytest_attnaccept.stats.sequential import SequentialPlan
+from pytest_attnaccept.tasks.families import task_families
 from pytest_attnaccept.taxonomy import Verdict
 
 CORRELATION, TOKEN_SD, ICC, MEAN_KL, FLIPS = 0.3, 0.105, 0.01, 0.011, 0.04
@@ -36,6 +38,11 @@ def needle(rng: np.random.Generator, plan: SequentialPlan, questions: int, disco
         if level > 0 and p_pass_scores(losses[:n], plan.margin) < level:
             return True, n
     return False, plan.n_max
+
+
+def family(rng: np.random.Generator, contexts: int, questions: int, discordance: float, margin: float) -> bool:
+    """Judge one harmless candidate on a task family."""
+    return p_pass_scores(answers(rng, contexts, questions, discordance), margin) < DEFAULT_ALPHA
 
 
 def tokens(rng: np.random.Generator, kind: str, documents: int, length: int, margin: float) -> bool:
@@ -63,6 +70,15 @@ def gates(profile: Profile) -> list[tuple[str, dict[str, float]]]:
                 "margin": profile.limits["needle"].max,
             }
             found.append((f"needle-{tier}x", size))  # type: ignore[arg-type]
+    far = profile.checks.get("long-range")
+    if far:
+        for name, tier in itertools.product(far["families"], far["tiers"]):  # type: ignore[call-overload]
+            size = {
+                "contexts": far["contexts"],
+                "questions": task_families()[name].defaults.get("questions", 1),
+                "margin": profile.limits["long-range"].max,
+            }
+            found.append((f"long-range-{name}-{tier}x", size))  # type: ignore[arg-type]
     for check, limit in (("perplexity", "perplexity"), ("divergence", "kl"), ("divergence", "top1")):
         if check in profile.checks and limit in profile.limits:
             margin = profile.limits[limit].max
@@ -84,6 +100,8 @@ def simulate(profile: Profile, reps: int, seed: int) -> tuple[list[dict[str, obj
             if name in plans:
                 ok, n = needle(rng, plans[name], int(g["questions"]), profile.discordance)
                 used, planned = used + n, planned + plans[name].n_max
+            elif name.startswith("long-range"):
+                ok = family(rng, int(g["contexts"]), int(g["questions"]), profile.discordance, g["margin"])
             else:
                 ok = tokens(rng, name, int(g["documents"]), int(g["continuation"]), g["margin"])
             passed[name] += ok
