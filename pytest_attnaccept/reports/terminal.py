@@ -90,4 +90,13 @@ def _notes(result: GateResult) -> list[str]:
                     f"{r.item.id}: limit of {metric.name} loosened from {metric.loosened_from:g} to {metric.limit:g}"
                     f" ({metric.origin})"
                 )
-    return notes
+    return [*notes, *_unmeasured_members(result)]
+
+
+def _unmeasured_members(result: GateResult) -> list[str]:
+    """Name the members of a stack that no cell measures alone: a green stack would hide that nobody looked."""
+    missing: dict[str, set[str]] = {}
+    for finding in result.findings:
+        absent = {name for name, value in finding.singles.items() if value is None}
+        missing[finding.cell] = missing.get(finding.cell, absent) & absent
+    return [f"{cell}: singles not measured: {', '.join(sorted(names))}" for cell, names in missing.items() if names]

@@ -1,10 +1,12 @@
 """HTML and JUnit of a run: complete, escaped, and honest about what is missing."""
 
+import dataclasses
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from pytest_attnaccept.completeness import judge
+from pytest_attnaccept.compounding import Finding
 from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.records import Metric, Record
 from pytest_attnaccept.reports.junit import MOST, properties
@@ -77,3 +79,20 @@ def test_properties_are_few_plain_and_leave_out_what_was_not_measured():
     assert len(pairs) <= MOST == 25
     assert all(type(v) in (str, int, float) for _, v in pairs)
     assert not any(name.endswith(".ci_low") for name, _ in pairs)
+
+
+def finding(cell: str, check: str, singles: dict[str, float | None]) -> Finding:
+    return Finding(cell=cell, check=check, metric="needle", full=0.0, singles=singles, without={}, contrast=None, blame="")
+
+
+def test_a_green_stack_says_which_of_its_members_nobody_measured_alone(result, tmp_path):
+    stack = dataclasses.replace(
+        result,
+        findings=(
+            finding("s::two", "perplexity", {"kv8": None, "h2o": None}),
+            finding("s::two", "needle-1x", {"kv8": None, "h2o": 0.1}),
+            finding("s::whole", "needle-1x", {"kv8": 0.0, "h2o": 0.1}),
+        ),
+    )
+    lines = [text for text, _ in summary_lines(stack, explicit=True, out=tmp_path, quality_only=True)]
+    assert [text for text in lines if "singles not measured" in text] == ["  note: s::two: singles not measured: kv8"]
