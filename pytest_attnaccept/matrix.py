@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
@@ -19,6 +18,9 @@ __all__ = ["Plan", "PlannedItem", "slug"]
 
 PLAN_SCHEMA = 1
 STATISTICAL = ("divergence", "perplexity", "needle", "samples", "long-range", "benchmark")
+_CURVES = ("budget-curve", "length-curve")
+RULES = 4
+"""Rules of the task family `instructions` where a profile does not say (a test holds it to the family's own default)."""
 _ID_CHARS = "abcdefghijklmnopqrstuvwxyz0123456789._+-"
 
 
@@ -76,7 +78,7 @@ class Plan:
 
     @property
     def family(self) -> int:
-        """How many items rest on a statistical test; a wrong FAIL is controlled over all of them."""
+        """How many statistical tests the items hold; a wrong FAIL is controlled over all of them."""
         return sum(_tests(i) for i in self.items)
 
     def digest(self) -> str:
@@ -138,8 +140,37 @@ def slug(text: str) -> str:
 
 
 def _tests(item: PlannedItem) -> int:
-    """Return how many statistical tests an item holds: the cells of a task family are its tiers and patterns."""
-    if not any(item.check == name or item.check.startswith(f"{name}-") for name in STATISTICAL):
+    """Return how many statistical tests an item holds: as many as its check has gates with p-values."""
+    name = next((n for n in (*STATISTICAL, *_CURVES) if item.check == n or item.check.startswith(f"{n}-")), "")
+    if not name:
         return 0
-    cells = [item.params.get(name) for name in ("tiers", "patterns")] if item.check.startswith("long-range-") else []
-    return math.prod(len(cell) for cell in cells if isinstance(cell, (list, tuple)))
+    if name in _CURVES:
+        return _shipping_points(item) + ("halving" in item.params)
+    count = 2 if name == "divergence" else 1  # KL and top-1
+    if item.params.get("screen") is None:  # else the worst pattern, chosen on fresh texts, is the only one gated
+        count *= _size(item, "patterns")
+    if name != "long-range":
+        return count
+    return count * _size(item, "tiers") * _parts(item)
+
+
+def _size(item: PlannedItem, name: str) -> int:
+    value = item.params.get(name)
+    return len(value) if isinstance(value, (list, tuple)) else 1
+
+
+def _shipping_points(item: PlannedItem) -> int:
+    """Return how many points of a curve carry a gate: the operating budget, or the lengths up to the operating one."""
+    lengths, operating = item.params.get("lengths"), item.params.get("operating", 1.0)
+    if not isinstance(lengths, (list, tuple)) or not isinstance(operating, (int, float)):
+        return 1
+    return max(1, len([length for length in lengths if length <= operating]))
+
+
+def _parts(item: PlannedItem) -> int:
+    """Return the gates of one cell of a task family: where every part must hold, each rule and the guarded secret has one."""
+    if item.params.get("family") != "instructions" or item.params.get("score", "generated") != "generated":
+        return 1
+    given = item.params.get("parameters")
+    rules = given.get("rules", RULES) if isinstance(given, Mapping) else RULES
+    return (rules if isinstance(rules, int) else RULES) + 1

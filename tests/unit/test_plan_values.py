@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_attnaccept.errors import RecordError
-from pytest_attnaccept.matrix import Plan, PlannedItem, slug, unique
+from pytest_attnaccept.matrix import RULES, Plan, PlannedItem, slug, unique
 
 
 def item(cell: str = "c", check: str = "value", static: str = "s") -> PlannedItem:
@@ -66,3 +66,44 @@ def test_slug_is_an_id(text: str) -> None:
     found = slug(text)
     assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789._+-")
     assert slug(found) == found
+
+
+def rules(**more: object) -> dict[str, object]:
+    return {"family": "instructions", "parameters": {}, "tiers": [1], "score": "generated", **more}
+
+
+@pytest.mark.parametrize(
+    ("check", "params", "tests"),
+    [
+        ("identity", {}, 0),
+        ("controls", {}, 0),
+        ("perplexity", {}, 1),
+        ("perplexity", {"patterns": ["one-shot", "token"]}, 2),
+        ("perplexity", {"patterns": ["one-shot", "token"], "screen": 8}, 1),
+        ("divergence", {"patterns": ["one-shot", "token"]}, 4),
+        ("needle-1x", {"tier": 1, "patterns": ["one-shot", "token", "chunk-7"]}, 3),
+        ("long-range-kv", {"family": "kv_recall", "tiers": [0.5, 1], "patterns": ["one-shot", "token"]}, 4),
+        ("long-range-rules", rules(), RULES + 1),
+        ("long-range-rules", rules(parameters={"rules": 7}, tiers=[0.5, 1]), 16),
+        ("long-range-rules", rules(score="teacher_forced"), 1),
+        ("benchmark-mmlu", {}, 1),
+        ("samples", {}, 1),
+        ("budget-curve", {"budgets": [1, 0.5], "margin": 0.05}, 1),
+        ("budget-curve", {"budgets": [1, 0.5], "margin": 0.05, "halving": 0.1}, 2),
+        ("length-curve", {"lengths": [0.25, 0.5, 1, 2, 4]}, 3),
+        ("length-curve", {"lengths": [0.5, 1, 2], "operating": 2, "halving": 0.1}, 4),
+        ("length-curve", {"lengths": [4]}, 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_fail_is_controlled_over_every_test_that_an_item_holds(
+    check: str, params: dict[str, object], tests: int
+) -> None:
+    one = dataclasses.replace(item(check=check), params=params)
+    assert Plan(items=(one, item("d")), profile="p").family == tests
+
+
+def test_the_rules_of_a_family_are_counted_as_the_family_has_them() -> None:
+    from pytest_attnaccept.tasks.instructions import DEFAULTS
+
+    assert DEFAULTS["rules"] == RULES
