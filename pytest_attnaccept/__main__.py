@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -178,14 +181,24 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry() -> None:
-    """Console script."""
+    """Console script: a reader who leaves early (``| head``) changes neither the exit status nor the files that are written."""
+    said = io.StringIO()
     try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough; not an error of ours, and not a verdict either
-        sys.stderr.close()
-        status = 2
+        with contextlib.redirect_stdout(said):
+            status = main(sys.argv[1:])
+    finally:
+        _write(said.getvalue())
     sys.exit(status)
+
+
+def _write(text: str) -> None:
+    if sys.stdout is None:  # closed before the start
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes there
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The command line without pytest and without torch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,31 @@ def test_no_command_imports_torch(shards):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def with_closed_pipe(*argv: str) -> subprocess.CompletedProcess[bytes]:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "pytest_attnaccept", *argv]
+        return subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(write)
+
+
+def test_a_reader_who_leaves_early_changes_nothing(shards, tmp_path):
+    done = with_closed_pipe("methods")
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = with_closed_pipe("verdict", str(shards), "--junit", str(tmp_path / "a.xml"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "a.xml").is_file()
+    next((tmp_path / "one").glob("records.*")).unlink()
+    done = with_closed_pipe("verdict", str(shards))  # nobody reads the verdict, and it is still not PASS
+    assert (done.returncode, done.stderr) == (1, b"")
+    done = with_closed_pipe("methods", "--help")
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = with_closed_pipe("nothing")
+    assert (done.returncode, done.stderr[:6]) == (2, b"error:")
 
 
 def test_every_command_is_described():
