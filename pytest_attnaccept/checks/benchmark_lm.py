@@ -21,6 +21,7 @@ from torch import Tensor
 from pytest_attnaccept.checks.model_asking import generate_tokens
 from pytest_attnaccept.checks.model_data import encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.model_held import note_stored
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import State, extend, fork, prefill
@@ -146,12 +147,17 @@ class CacheLM(LM):  # type: ignore[misc]
         if row.shape[1] == 0:
             raise EngineError("a prompt is empty for this tokenizer")
         if row.shape[1] == 1:
-            state = prefill(self._side, row, self._pattern)
+            state = self._prefilled(row)
             if state.last is None:
                 raise EngineError("the model returned no logits for a prompt of one token")
             return state, state.last[0]
-        state = prefill(self._side, row[:, :-1], self._pattern)
+        state = self._prefilled(row[:, :-1])
         return state, extend(self._side, state, row[:, -1:], step=1)[0, -1]
+
+    def _prefilled(self, row: Tensor) -> State:
+        state = prefill(self._side, row, self._pattern)
+        note_stored(self._session, self._side, state)
+        return state
 
     def _scores(self, ids: Sequence[int], members: Sequence[tuple[int, list[int]]]) -> list[tuple[float, bool]]:
         """Return (log-likelihood, greedy) of every continuation of one prompt."""

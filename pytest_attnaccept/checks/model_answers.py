@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.model_held import note_stored
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -96,7 +97,7 @@ def _remembered(
     plain = side.name == "baseline" and not side.changes
     asked = ("answers", tuple(item.digest for item in items), how)
     key = (*asked, session.baseline_key)
-    held = session.answered.setdefault(id(side), {})
+    held = session.answered.setdefault(id(side), (side, {}))[1]
     stack = None if plain else shared_key(session, side)
     known = baseline_memo.get(key) if plain else held.get(asked)
     if known is None and stack is not None:
@@ -104,6 +105,7 @@ def _remembered(
     if known is None:
         with side.running():
             state = prefill(side, rows, how)
+            note_stored(session, side, state)
             done = [
                 _answer(side, fork(side, state), [item.questions[number] for item in items])
                 for number in range(len(items[0].questions))

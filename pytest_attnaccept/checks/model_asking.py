@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.model_held import note_stored
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -112,7 +113,7 @@ def _remembered(
     key = ("task answers", of, tuple(item.digest for item in items), how)
     known = memo.get(key) if of is not None else None
     if known is None:
-        known = _answered(side, items, rows, how)
+        known = _answered(session, side, items, rows, how)
         if of is not None:
             memo.put(key, known)
     return [
@@ -127,13 +128,14 @@ def _remembered(
     ]  # fmt: skip
 
 
-def _answered(side: Side, items: Sequence[TaskItem], rows: Tensor, how: Pattern) -> Tensor:
+def _answered(session: ModelSession, side: Side, items: Sequence[TaskItem], rows: Tensor, how: Pattern) -> Tensor:
     """Return (contexts, questions, columns) for contexts of equal shape."""
     count = len(items[0].questions)
     columns = _COLUMNS + max(_parts(question) for question in items[0].questions)
     answers = torch.full((len(items), count, columns), math.nan, dtype=torch.float64)
     with side.running():
         state = prefill(side, rows, how)
+        note_stored(session, side, state)
         for number in range(count):
             found = _answer(side, fork(side, state), [item.questions[number] for item in items])
             answers[:, number, : found.shape[1]] = found

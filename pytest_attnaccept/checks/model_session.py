@@ -4,8 +4,8 @@ Positions
 ---------
 1. A side may be a model, a SPEC, a `Candidate` or a callable that returns one; without a candidate the stack of
    registered methods is applied to the baseline's model, which is not edited.
-2. A candidate that edits the baseline in place would make both sides equal: weights are digested before and after it is
-   built, and the same object without anything around it is INVALID.
+2. A candidate that edits the baseline in place would change both sides: the baseline is looked at before the candidate is
+   built, after it, and after every check. The same object without anything around it is INVALID.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_budgets import budget_knobs, budget_share, knobs_at, rebuilder
 from pytest_attnaccept.checks.model_evidence import TOKEN_ONLY
+from pytest_attnaccept.checks.model_findings import findings
+from pytest_attnaccept.checks.model_held import forget_stored, stored_too_much
+from pytest_attnaccept.checks.model_intact import Snapshot, changes, snapshot
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_sides import build_side, with_model
 from pytest_attnaccept.engines.calls import NonFiniteError
 from pytest_attnaccept.engines.fingerprints import config_digest, library_versions, tokenizer_digest, weights_digest
 from pytest_attnaccept.engines.loading import resolve_dtype
+from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side, side_of
 from pytest_attnaccept.errors import CandidateError, ContractError
 from pytest_attnaccept.measurement import Measured, Refusal
@@ -40,7 +44,6 @@ Entry = tuple[Method, Mapping[str, object]]
 # two CPU cores
 _SMALL_MODEL = 20_000_000
 _BATCH = 16
-_ON_WEIGHTS = ("w4a16", "w8a8")  # methods that must show in the weights (or in a context that quantizes on the fly)
 
 
 @dataclass(kw_only=True)
@@ -56,9 +59,12 @@ class ModelSession:
     memo
         Results that several checks share (the text pass, soundness), by key.
     answered
-        Answers of each side by batch of contexts, by the side's id (sides live as long as the session).
+        Each side that was asked, and its answers by batch of contexts, by the side's id. The side is held with them: the id
+        of one that is gone is given to the next.
     rebuild
         Makes the candidate with other knobs of the method that has a budget; None when that is not possible.
+    intact
+        The baseline when both sides were built; None: it is not looked at again.
     """
 
     baseline: Side
@@ -72,8 +78,9 @@ class ModelSession:
     weights: Mapping[str, str]
     findings: tuple[Refusal, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict)
-    answered: dict[int, dict[Hashable, Tensor]] = field(default_factory=dict)
+    answered: dict[int, tuple[Side, dict[Hashable, Tensor]]] = field(default_factory=dict)
     rebuild: Callable[[Mapping[str, object]], Side] | None = None
+    intact: Snapshot | None = None
 
     @property
     def claim(self) -> Claim:
@@ -91,7 +98,13 @@ class ModelSession:
         if "baseline key" not in self.memo:
             marks = self.fingerprint()
             names = ("weights", "config", "tokenizer", "attention")
-            self.memo["baseline key"] = "|".join([self.device, *(marks[f"baseline.{name}"] for name in names)])
+            loaded = self.baseline.loaded
+            ends = (loaded.prefix_ids, getattr(loaded.tokenizer, "eos_token_id", None))  # no part of a tokenizer's file
+            # What hooks and replaced functions do shows in no file: the answer to a probe is part of the key.
+            answers = "" if self.intact is None else self.intact.digest
+            self.memo["baseline key"] = "|".join(
+                [self.device, *(marks[f"baseline.{name}"] for name in names), repr(ends), answers]
+            )
         key: str = self.memo["baseline key"]
         return key
 
@@ -146,19 +159,42 @@ class ModelSession:
 
         function, given = check_function(check_id, dict(params or {}))
         wanted = Params(check=check_id, given=given)
+        baseline_memo.begin()
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)  # for candidates that draw; restored afterwards
                 measured = self._run(function, wanted)
         except NonFiniteError as error:
-            return Measured(refusals=(*self.findings, Refusal(verdict=Verdict.FAIL, reason=str(error))), seed=self.seed)
-        return replace(measured, refusals=(*self.findings, *measured.refusals), seed=self.seed)
+            measured = Measured(refusals=(self._not_finite(error),))
+        except BaseException:
+            self._left_behind()
+            raise
+        refusals = (*self.findings, *measured.refusals)
+        # Where nothing was shown, nothing was shown of storage: a failure would outrank the reason.
+        if not any(refusal.verdict is Verdict.INVALID for refusal in refusals):
+            refusals += stored_too_much(self)
+        return replace(measured, refusals=(*refusals, *self._left_behind()), seed=self.seed)
+
+    def _not_finite(self, error: NonFiniteError) -> Refusal:
+        """Refuse NaN: the candidate's is its failure, the baseline's leaves nothing to compare with."""
+        blind = f" of the {self.baseline.name} " in str(error)
+        return Refusal(verdict=Verdict.INVALID if blind else Verdict.FAIL, reason=str(error))
+
+    def _left_behind(self) -> tuple[Refusal, ...]:
+        """Look for what a check's run left in the baseline: from then on a comparison has the same fault on both sides."""
+        left = [] if self.intact is None else changes(self.intact, snapshot(self.baseline, self.intact))
+        if not left:
+            return ()
+        baseline_memo.take_back()  # what the changed model answered must serve nobody
+        reason = f"something of the candidate stays in the baseline's model after it ran: {', '.join(left)}"
+        return (Refusal(verdict=Verdict.FAIL, reason=reason),)
 
     def _run(self, function: Callable[[ModelSession, Params], Measured], params: Params) -> Measured:
         """Run a check; a candidate that cannot take several tokens on a filled cache is run token by token.
 
         Caches with another length per layer (PyramidKV) are of this kind: transformers builds one mask for all layers.
         """
+        forget_stored(self)
         try:
             return function(self, params)
         except CandidateError as error:
@@ -231,7 +267,7 @@ def open_session(
     name = str(resolve_dtype(dtype)).removeprefix("torch.")
     base_model, base_around = build_side("baseline", baseline, device, name, None)
     first = side_of("baseline", base_model, base_around)
-    before = weights_digest(first.model)
+    before = snapshot(first)
     if candidate is None:
         if not stack:
             raise ContractError("neither a candidate nor a registered method was given: there is nothing to compare")
@@ -243,9 +279,9 @@ def open_session(
     else:
         model, around = build_side("candidate", candidate, device, name, base_model)
         second, third = side_of("candidate", model, around), None
-    after = weights_digest(first.model)
-    theirs = after if second.model is first.model else weights_digest(second.model)
-    same = theirs == after
+    after = snapshot(first, before)
+    theirs = after.weights if second.model is first.model else weights_digest(second.model)
+    same = theirs == after.weights
     return ModelSession(
         baseline=first,
         candidate=second,
@@ -255,41 +291,12 @@ def open_session(
         seed=seed,
         device=device,
         dtype=str(next(first.model.parameters()).dtype).removeprefix("torch."),
-        weights={"baseline": after, "candidate": theirs},
+        weights={"baseline": after.weights, "candidate": theirs},
         rebuild=rebuilder(candidate, base_model, first.model, stack, device=device, dtype=name, seed=seed),
-        findings=_findings(first, second, stack, edited=after != before, same_weights=same),
+        findings=findings(first, second, stack, edited=changes(before, after), same_weights=same),
+        intact=after,
     )
-
-
-def _findings(
-    first: Side, second: Side, stack: Sequence[Entry], *, edited: bool, same_weights: bool
-) -> tuple[Refusal, ...]:
-    """Return why two sides cannot be compared, as far as it shows before anything runs."""
-    if edited:
-        reason = "building the candidate changed the baseline's weights in place: both sides are the changed model"
-        return (_invalid(reason),)
-    if second.model is first.model and not second.changes:
-        return (_invalid("the candidate is the baseline: the same model object with nothing changed around it"),)
-    on_weights = [method.name for method, _ in stack if method.name in _ON_WEIGHTS]
-    if same_weights and on_weights and second.around.context is None:
-        return (_invalid(f"{on_weights[0]} never ran: the candidate has the baseline's weights bit for bit"),)
-    if same_weights and not second.changes and _build_of(first.model) == _build_of(second.model):
-        return (_invalid("the candidate is a copy of the baseline: modules and weights are equal bit for bit"),)
-    return ()
-
-
-def _build_of(model: Any) -> object:
-    """Return what decides a forward pass besides the weights: module types, hooks, replaced methods, attention."""
-    parts = [
-        (type(module), len(module._forward_hooks) + len(module._forward_pre_hooks), "forward" in vars(module))
-        for module in model.modules()
-    ]
-    return parts, config_digest(model), getattr(model.config, "_attn_implementation", None)
 
 
 def _parameters(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _invalid(reason: str) -> Refusal:
-    return Refusal(verdict=Verdict.INVALID, reason=reason)

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import Documents, batches, context_tokens, documents, encode, to_row
 from pytest_attnaccept.checks.model_evidence import indistinguishable, pattern_of
+from pytest_attnaccept.checks.model_held import continued_text
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_patterns import MeanNLL, Screening, chosen_patterns
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.fingerprints import tokenizer_digest
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.through_cache import Pattern, teacher_forced
+from pytest_attnaccept.engines.through_cache import Pattern
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
@@ -85,9 +86,7 @@ def text_pass(session: ModelSession, params: Params) -> TextPass:
             params, found = chosen_patterns(session, params, f"text:{length}", _mean_nll(session, length, continuation))
         names = params.texts("patterns", ("one-shot",)) if shared or screen is None else patterns[:1]
         scores = tuple(_scored(session, data, name, step, shared=shared) for name in names)
-        session.memo[key] = TextPass(
-            data=data, length=length, patterns=scores, shared_tokens=shared, screening=found
-        )
+        session.memo[key] = TextPass(data=data, length=length, patterns=scores, shared_tokens=shared, screening=found)
     result: TextPass = session.memo[key]
     return result
 
@@ -188,7 +187,7 @@ def _log_probabilities(session: ModelSession, side: Side, rows: Tensor, context:
         return found
     device = next(side.model.parameters()).device
     with side.running():
-        logits = teacher_forced(side, rows.to(device), context, pattern)
+        logits = continued_text(session, side, rows.to(device), context, pattern)
     result = torch.log_softmax(logits.float(), dim=-1)
     if plain:
         baseline_memo.put(key, result)

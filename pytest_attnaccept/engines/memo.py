@@ -3,7 +3,7 @@
 Positions
 ---------
 1. Keys hold the digest of the weights and the tokens themselves, so a changed model or text is never served an old result.
-   On disk the key also holds code, versions, threads and instruction set: another machine rounds differently.
+   On disk the key also holds code, versions, threads, instruction set and accelerators: another machine rounds differently.
 2. A no-op is found by equal bits. The first stored result that a process would use is therefore measured again; unless it
    is equal to the last bit, nothing of the folder is used.
 3. A damaged file is a missing one. Files are replaced as a whole, so that processes can share a folder without a lock.
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytest_attnaccept.fingerprint import package_versions
+from pytest_attnaccept.fingerprint import accelerators, package_versions
 
 __all__ = ["FOLDER_VARIABLE", "StoredTensors", "TensorMemo", "baseline_memo"]
 
@@ -72,6 +72,11 @@ class StoredTensors:
             with suppress(OSError):
                 temporary.unlink()
 
+    def remove(self, key: Hashable) -> None:
+        """Forget what is stored under `key`."""
+        with suppress(OSError):
+            self._path(key).unlink(missing_ok=True)
+
     def _prune(self) -> None:
         files = [(f.stat().st_mtime, f.stat().st_size, f) for f in self.folder.glob("*.bin")]
         total = sum(size for _, size, _ in files)
@@ -83,7 +88,8 @@ class StoredTensors:
 
     def _path(self, key: Hashable) -> Path:
         versions = sorted(package_versions().items())
-        where = (platform.machine(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
+        chips = tuple(accelerators())
+        where = (platform.machine(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), chips)
         text = repr((key, versions, where))
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.bin"
 
@@ -96,6 +102,21 @@ class TensorMemo:
         self._items: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._stored: StoredTensors | None = None
         self._named: str | None = None
+        self._new: list[Hashable] = []
+
+    def begin(self) -> None:
+        """Begin a stretch of work whose results can be taken back."""
+        self._new = []
+
+    def take_back(self) -> None:
+        """Forget what was put since `begin`, in memory and in the folder: it was measured on something else."""
+        stored = self._folder()
+        for key in self._new:
+            gone = self._items.pop(key, None)
+            self._used -= 0 if gone is None else gone.numel() * gone.element_size()
+            if stored is not None:
+                stored.remove(key)
+        self._new = []
 
     def use_folder(self, folder: Path | None) -> None:
         """Keep results in `folder` too, for this and later processes; None: in memory only."""
@@ -117,6 +138,7 @@ class TensorMemo:
     def put(self, key: Hashable, value: Tensor) -> None:
         """Keep `value` if it fits at all."""
         self._keep(key, value)
+        self._new.append(key)
         stored = self._folder()
         if stored is None:
             return
@@ -138,8 +160,8 @@ class TensorMemo:
         named = os.environ.get(FOLDER_VARIABLE)
         if named != self._named:
             self._named = named
-            if named:
-                self._stored = None if named == "off" else StoredTensors(Path(named))
+            # A folder that is no longer named is no longer used either.
+            self._stored = None if named in (None, "", "off") else StoredTensors(Path(named).expanduser())
         return None if named == "off" else self._stored
 
     def _keep(self, key: Hashable, value: Tensor) -> None:

@@ -204,8 +204,10 @@ def test_a_baseline_is_computed_once_for_many_cells(toy, monkeypatch):
     from pytest_attnaccept.checks import model_text
 
     calls = []
-    original = model_text.teacher_forced
-    monkeypatch.setattr(model_text, "teacher_forced", lambda side, *a: calls.append(side.name) or original(side, *a))
+    original = model_text.continued_text
+    monkeypatch.setattr(
+        model_text, "continued_text", lambda session, side, *a: calls.append(side.name) or original(session, side, *a)
+    )
     baseline_memo.clear()
     for name in ("kv8", "kv4"):
         with session(toy, (name, {})) as opened:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pytest_attnaccept.checks import model_text, open_session
+from pytest_attnaccept.checks.stack_memo import stack_memo
 from pytest_attnaccept.engines import memo
 from pytest_attnaccept.engines.memo import FOLDER_VARIABLE, StoredTensors, TensorMemo, baseline_memo
 from pytest_attnaccept.registry import Registry, check_knobs
@@ -88,14 +89,17 @@ def test_the_environment_names_a_folder_or_switches_it_off(tmp_path, monkeypatch
 def test_a_session_reads_the_baseline_of_an_earlier_process(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     calls = []
-    original = model_text.teacher_forced
-    monkeypatch.setattr(model_text, "teacher_forced", lambda side, *a: calls.append(side.name) or original(side, *a))
+    original = model_text.continued_text
+    monkeypatch.setattr(
+        model_text, "continued_text", lambda session, side, *a: calls.append(side.name) or original(session, side, *a)
+    )
     monkeypatch.setattr("pytest_attnaccept.checks.model_session._BATCH", 2)  # several batches: the first is measured again
     method = Registry.builtin().get("kv8")
     results = []
     for _ in range(2):
         baseline_memo.clear()
         baseline_memo._named = None  # as a fresh process
+        stack_memo.clear()
         with open_session(baseline="toy-gqa", stack=[(method, check_knobs(method, {}, "test"))]) as session:
             params = {"documents": 6, "continuation": 16, "tier": 0.25}
             results.append(session.measure("divergence", params).gates)

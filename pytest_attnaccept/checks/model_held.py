@@ -1,0 +1,109 @@
+"""Does the cache hold what is claimed in the runs that are judged, not only in those of `footprint`?
+
+A candidate may keep its promise for the lengths, texts and call patterns of one check and store everything elsewhere; then
+its quality is that of no compression. So the cache is looked at after every context that a quality check hands over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from pytest_attnaccept.checks.model_storage import Moment, gates_of, moment
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.storage import LayerStorage
+from pytest_attnaccept.engines.through_cache import Pattern, State, extend, parse_pattern, prefill
+from pytest_attnaccept.errors import ContractError
+from pytest_attnaccept.measurement import Refusal
+from pytest_attnaccept.taxonomy import Verdict
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["continued_text", "forget_stored", "note_stored", "stored_too_much"]
+
+_HELD, _PLAIN = "held", "held by the baseline"  # keys of the session's memo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """The most that a cache held after contexts of one length in one pattern, and one of these contexts."""
+
+    moment: Moment
+    ids: Tensor
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return sum(layer.entries or 0 for layer in self.moment.layers), self.moment.total_bytes
+
+
+def forget_stored(session: ModelSession) -> None:
+    """Begin a check: what an earlier one saw was judged there."""
+    session.memo[_HELD] = {}
+
+
+def note_stored(session: ModelSession, side: Side, state: State) -> None:
+    """Remember what the candidate holds after a context; judged later, outside of what surrounds its calls.
+
+    Padded rows are left out: entries of padding belong to nobody's budget.
+    """
+    if side is not session.candidate or not session.claim.about_kv or state.pattern.padding:
+        return
+    rows = int(state.source.shape[0])
+    found = moment(side, state, f"after a context of {state.seen} tokens", rows=rows)
+    here = _Held(moment=found, ids=state.source[:1])
+    held = session.memo.setdefault(_HELD, {})
+    for order in (0, 1):  # the most entries, and the most bytes
+        key = (state.pattern.name, state.seen, rows, order)
+        if key not in held or here.size[order] > held[key].size[order]:
+            held[key] = here
+
+
+def continued_text(session: ModelSession, side: Side, ids: Tensor, context: int, pattern: Pattern) -> Tensor:
+    """Return what `through_cache.teacher_forced` returns, and remember what was stored before the continuation."""
+    if not 2 <= context < ids.shape[1]:
+        raise ContractError(f"a context of {context} tokens leaves nothing to score in a text of {ids.shape[1]}")
+    state = prefill(side, ids[:, : context - 1], pattern)
+    note_stored(session, side, state)
+    return extend(side, state, ids[:, context - 1 : -1])
+
+
+def stored_too_much(session: ModelSession) -> tuple[Refusal, ...]:
+    """Return why what was measured is not the method that is claimed, or nothing."""
+    held: dict[tuple[str, int, int, int], _Held] = session.memo.get(_HELD) or {}
+    if not held:
+        return ()
+    plain = _plain(session, max(held.values(), key=lambda each: each.moment.tokens))
+    for (pattern, tokens, rows, _), each in held.items():
+        reference = replace(
+            plain, tokens=tokens, layers=tuple(_scaled(x, plain.tokens, tokens, rows) for x in plain.layers)
+        )
+        for gate in gates_of(session, (reference,), {pattern: (each.moment,)}, tokens):
+            if not gate.value <= gate.limit:
+                words = (
+                    f"stores more than it claims where its answers are judged: {gate.name} {gate.value:.4g} {gate.unit}"
+                )
+                reason = f"{words} is beyond {gate.limit:.4g} ({gate.origin})"
+                return (Refusal(verdict=Verdict.FAIL, reason=reason),)
+    return ()
+
+
+def _plain(session: ModelSession, longest: _Held) -> Moment:
+    """Return what the baseline stores for one context of at least that length."""
+    known: Moment | None = session.memo.get(_PLAIN)
+    if known is None or known.tokens < longest.moment.tokens:
+        side = session.baseline
+        with side.running():
+            state = prefill(side, longest.ids, parse_pattern("one-shot", 1))
+            known = moment(side, state, "")
+        session.memo[_PLAIN] = known
+    return known
+
+
+def _scaled(layer: LayerStorage, whole: int, tokens: int, rows: int) -> LayerStorage:
+    """Return a layer of the baseline for fewer tokens and more rows; one that does not grow keeps its size per row."""
+    if layer.entries is None or layer.entries < whole:
+        return replace(layer, storage_bytes=layer.storage_bytes * rows)
+    return replace(layer, entries=tokens, storage_bytes=layer.storage_bytes * rows * tokens // whole)
