@@ -15,6 +15,8 @@ from pytest_attnaccept.kv_ledger import KvLedger
 
 __all__ = ["Budget", "KvLedger", "budget_main", "crossover_tokens", "equal_reads_tokens"]
 
+_LARGEST = 1e12  # no machine moves more GB, and no ratio is larger; beyond, a double overflows into inf and nan
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
@@ -42,9 +44,11 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("weights_gb", "bandwidth_gbs", "weight_ratio", "kv_ratio", "speculation"):
             value = getattr(self, name)
-            if not (0 < value < float("inf")):
-                raise UsageError(f"budget: {_option(name)} ({name}={value!r}) must be a positive number")
-        if not 0 <= self.kv_gb < float("inf"):
+            if not 1 / _LARGEST <= value <= _LARGEST:
+                raise UsageError(
+                    f"budget: {_option(name)} ({name}={value!r}) must be a positive number of a machine, up to {_LARGEST:g}"
+                )
+        if not 0 <= self.kv_gb <= _LARGEST:
             raise UsageError(f"budget: --kv-gb (kv_gb={self.kv_gb!r}) must be a number that is not negative")
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pytest_attnaccept.budget import Budget, crossover_tokens, equal_reads_tokens
 from pytest_attnaccept.errors import UsageError
+from pytest_attnaccept.kv_layers import MOST
 from pytest_attnaccept.kv_ledger import KvLedger, ledger_of
 
 __all__ = ["run", "sweep_lines"]
@@ -15,7 +16,9 @@ _TOLERANCE = 0.02  # policy: rounding of published numbers; ledgers of real engi
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pytest_attnaccept budget", description="Step time, ledger and claims.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_attnaccept budget", description="Step time, ledger and claims."
+    )
     parser.add_argument("--weights-gb", type=float, help="weight bytes one step reads, decimal GB")
     parser.add_argument(
         "--kv-gb", type=float, help="KV bytes one step reads, decimal GB (or give a layout and --context)"
@@ -25,7 +28,10 @@ def _parser() -> argparse.ArgumentParser:
         "--weight-ratio", type=float, default=1.0, help="compression of the weights, 2 = half the bytes (default: 1)"
     )
     parser.add_argument(
-        "--kv-ratio", type=float, default=1.0, help="compression of the KV cache, 4 = a quarter of the bytes (default: 1)"
+        "--kv-ratio",
+        type=float,
+        default=1.0,
+        help="compression of the KV cache, 4 = a quarter of the bytes (default: 1)",
     )
     parser.add_argument("--spec", type=float, default=1.0, help="tokens per step of speculative decoding (default: 1)")
     parser.add_argument("--context", type=int, help="tokens of context, for the ledger")
@@ -66,8 +72,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _require_input(args: argparse.Namespace, ledger: KvLedger | None) -> None:
     """Refuse what cannot be computed: a step needs weights, bandwidth and KV; a ledger alone needs a layout."""
-    if (args.context is not None and args.context < 1) or args.batch < 1:
-        raise UsageError("budget: --context and --batch must be positive")
+    if (args.context is not None and args.context < 1) or not 0 < args.batch <= MOST:
+        raise UsageError(
+            f"budget: --context and --batch must be positive (and no batch holds more than {MOST} requests)"
+        )
     step = args.weights_gb is not None or args.bandwidth_gbs is not None or args.kv_gb is not None
     if not step and ledger is None:
         raise UsageError("budget: give --weights-gb, --bandwidth-gbs and --kv-gb, or a layout (--model) for its ledger")
@@ -91,7 +99,9 @@ def _require_input(args: argparse.Namespace, ledger: KvLedger | None) -> None:
 def _require_one_size(args: argparse.Namespace, ledger: KvLedger | None) -> None:
     """Refuse two sizes of one KV cache, and an expansion of what is not compressed."""
     if args.expanded and (ledger is None or args.model is None or ledger_of(args.model).latent is None):
-        raise UsageError("budget: --expanded is about a --model with a latent cache (MLA), such as deepseek-v3 or toy-mla")
+        raise UsageError(
+            "budget: --expanded is about a --model with a latent cache (MLA), such as deepseek-v3 or toy-mla"
+        )
     if args.kv_gb is None or ledger is None or args.context is None:
         return
     resident = ledger.gb(args.context) * args.batch
@@ -116,8 +126,10 @@ def _ledger(args: argparse.Namespace) -> KvLedger | None:
             )
         return ledger_of(args.model, value_bytes=args.kv_bytes, expanded=args.expanded)
     if all(s is None for s in sizes):
+        if args.kv_bytes != _parser().get_default("kv_bytes"):
+            raise UsageError("budget: --kv-bytes is about a layout (--model, or --layers, --kv-heads, --head-dim)")
         return None
-    if any(s is None or s < 1 for s in sizes) or not 0 < args.kv_bytes < float("inf"):
+    if any(s is None or s < 1 for s in sizes):
         raise UsageError("budget: --layers, --kv-heads and --head-dim belong together and are positive")
     return KvLedger(layers=args.layers, kv_heads=args.kv_heads, head_dim=args.head_dim, value_bytes=args.kv_bytes)
 

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_attnaccept.errors import UnknownNameError, UsageError
+from pytest_attnaccept.kv_layers import MOST, count_of, layers_of
 
+_WIDEST = 8  # bytes of the widest value that a cache holds
+_LONGEST = 10**12  # tokens; whoever writes more has made a typing mistake
 __all__ = ["KNOWN", "KvLedger", "ledger_of"]
 
 
@@ -40,6 +43,15 @@ class KvLedger:
     latent: int | None = None
     windows: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("layers", "kv_heads", "head_dim"):
+            if not 0 < getattr(self, name) <= MOST:
+                raise UsageError(f"budget: {name}={getattr(self, name)!r} must be a positive whole number")
+        if not 0 < self.value_bytes <= _WIDEST:
+            raise UsageError(
+                f"budget: --kv-bytes={self.value_bytes!r} must be positive and at most {_WIDEST} (float64)"
+            )
+
     @property
     def bytes_per_layer(self) -> float:
         """Return bytes per token and layer."""
@@ -53,6 +65,10 @@ class KvLedger:
 
     def bytes_at(self, tokens: int) -> float:
         """Return bytes at a context length."""
+        if tokens > _LONGEST:
+            raise UsageError(
+                f"budget: a context of {len(str(tokens))} digits is a typing mistake; at most {_LONGEST} tokens"
+            )
         full = self.layers - len(self.windows)
         return self.bytes_per_layer * (full * tokens + sum(min(tokens, w) for w in self.windows))
 
@@ -114,7 +130,9 @@ def _config_file(spec: str) -> Path:
     if place.is_dir():
         raise UsageError(f"budget: --model {spec}: the folder holds no config.json")
     if place.is_absolute() or place.suffix == ".json" or spec.startswith(("./", "../", "~")):
-        raise UsageError(f"budget: --model {spec}: no such file or folder; give a config.json or a folder that holds one")
+        raise UsageError(
+            f"budget: --model {spec}: no such file or folder; give a config.json or a folder that holds one"
+        )
     if "/" in spec:
         raise UsageError(
             f"budget: --model {spec}: no such folder, and the Hub is not asked; give the path of the model's config.json,"
@@ -125,23 +143,20 @@ def _config_file(spec: str) -> Path:
 
 
 def _read(config: Mapping[str, Any], where: str, value_bytes: float, expanded: bool) -> KvLedger:
-    layers, heads = _count(config, where, "num_hidden_layers"), _count(config, where, "num_attention_heads")
-    kinds = config.get("layer_types")
-    windows: tuple[int, ...] = ()
-    if isinstance(kinds, list):
-        kept = [str(kind) for kind in kinds if "linear" not in str(kind) and "mamba" not in str(kind)]
-        layers = len(kept)
-        sliding = sum("sliding" in kind for kind in kept)
-        windows = (_count(config, where, "sliding_window"),) * sliding if sliding else ()
-        if not layers:
-            raise UsageError(f"budget: {where}: no layer of this model keeps keys and values")
+    if config.get("num_attention_heads") is None and config.get("model_type") is not None:
+        raise UsageError(
+            f"budget: {where}: model type {config['model_type']!r} names no num_attention_heads: a model without attention has"
+            " no KV cache; else give --layers, --kv-heads and --head-dim"
+        )
+    heads, kept = count_of(config, where, "num_attention_heads"), layers_of(config, where)
+    layers, windows = len(kept), tuple(window for window in kept if window is not None)
     latent = None
     if config.get("kv_lora_rank") is not None:
-        rope = _count(config, where, "qk_rope_head_dim")
+        rope = count_of(config, where, "qk_rope_head_dim")
         if not expanded:
-            latent = _count(config, where, "kv_lora_rank") + rope
-        key = _count(config, where, "qk_nope_head_dim") + rope
-        head_dim = key + _count(config, where, "v_head_dim")  # keys and values differ in width: their sum, halved
+            latent = count_of(config, where, "kv_lora_rank") + rope
+        key = count_of(config, where, "qk_nope_head_dim") + rope
+        head_dim = key + count_of(config, where, "v_head_dim")  # keys and values differ in width: their sum, halved
         if head_dim % 2:
             raise UsageError(f"budget: {where}: expanded keys and values have {head_dim} values together")
         return KvLedger(
@@ -152,18 +167,37 @@ def _read(config: Mapping[str, Any], where: str, value_bytes: float, expanded: b
             latent=latent,
             windows=windows,
         )
-    head_dim = config.get("head_dim") or _divided(_count(config, where, "hidden_size"), heads, where)
-    kv_heads = config.get("num_key_value_heads") or heads
     return KvLedger(
-        layers=layers, kv_heads=int(kv_heads), head_dim=int(head_dim), value_bytes=value_bytes, windows=windows
+        layers=layers,
+        kv_heads=_kv_heads(config, where, heads),
+        head_dim=_head_dim(config, where, heads),
+        value_bytes=value_bytes,
+        windows=windows,
     )
 
 
-def _count(config: Mapping[str, Any], where: str, name: str) -> int:
-    value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"budget: {where}: {name}={value!r} must be a positive whole number")
-    return value
+def _kv_heads(config: Mapping[str, Any], where: str, heads: int) -> int:
+    """Return how many heads keep keys and values; Falcon says MQA by a flag, which its newer architecture ignores."""
+    if config.get("num_key_value_heads") is not None:
+        return count_of(config, where, "num_key_value_heads")
+    falcon = config.get("model_type") == "falcon"
+    if config.get("multi_query", falcon) and not config.get("new_decoder_architecture"):
+        return 1
+    return count_of(config, where, "num_kv_heads") if config.get("num_kv_heads") is not None else heads
+
+
+def _head_dim(config: Mapping[str, Any], where: str, heads: int) -> int:
+    """Return the width of a head; where keys and values differ, half of their sum."""
+    if config.get("head_dim") is not None:
+        width = count_of(config, where, "head_dim")
+    else:
+        width = _divided(count_of(config, where, "hidden_size"), heads, where)
+    if config.get("v_head_dim") is None:
+        return width
+    both = width + count_of(config, where, "v_head_dim")
+    if both % 2:
+        raise UsageError(f"budget: {where}: keys and values have {both} values together")
+    return both // 2
 
 
 def _divided(hidden: int, heads: int, where: str) -> int:

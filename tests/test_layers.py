@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("logs", "log_tables", "log_pairs", "compare", "compare_junit"),
     ("controls", "selftest"),
     ("shards",),
-    ("kv_ledger", "budget", "budget_report", "reports"),
+    ("kv_layers", "kv_ledger", "budget", "budget_report", "reports"),
     ("session",),
     ("accept",),
     ("hookspecs", "plugin", "glue", "generate", "collect"),

@@ -387,6 +387,11 @@ def test_expanded_heads_of_a_known_name_are_those_of_its_configuration(tmp_path)
     assert ledger_of("deepseek-v3", expanded=True).kib_per_token == 61 * 128 * (192 + 128) * 2 / 1024
 
 
+def test_a_model_without_attention_has_no_ledger():
+    with pytest.raises(UsageError, match="'mamba2'.* has no KV cache"):
+        ledger_of("toy-mamba")
+
+
 def test_a_folder_without_a_configuration_and_a_small_ledger(tmp_path, capsys):
     with pytest.raises(UsageError, match=r"holds no config\.json"):
         ledger_of(str(tmp_path))
