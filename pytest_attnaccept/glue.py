@@ -237,13 +237,23 @@ def shape_report(item: pytest.Item, call: pytest.CallInfo[None], report: Any) ->
         return
     error = excinfo.value
     if isinstance(error, AttnAcceptError):
-        report.longrepr = str(error)
+        report.longrepr = _said_once(item, error)
         report.when = "setup"  # JUnit <error>: the user's input was wrong, the candidate was not measured
         return
     if isinstance(error, AcceptanceFailure) and report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None:
             crash.message = str(error)
+
+
+def _said_once(item: pytest.Item, error: AttnAcceptError) -> str:
+    """Return the message in full the first time; a session fixture that failed raises the same error for every item."""
+    said = gate_of(item.config).said
+    first = next((where for known, where in said if known is error), "")
+    if not first:
+        said.append((error, item.nodeid))
+        return str(error)
+    return f"{str(error).split(':')[0]}, as for {first}"
 
 
 # -- end ------------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ class GateSession:
         self.result: GateResult | None = None
         self.recorded: list[Record] = []
         self.unmeasured: dict[str, str] = {}  # why an item was not measured, as far as this process saw it
+        self.said: list[tuple[BaseException, str]] = []  # mistakes that were shown, and where
         self._standing: dict[str, list[Record]] | None = None
 
     # -- plan -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_attnaccept.completeness import GateResult, ItemResult
@@ -30,9 +31,10 @@ def summary_lines(
         lines.append((f"no gate: {missing} of {len(result.results)} items not run ({_counts(result)})", None))
     lines += [(f"  problem: {text}", False) for text in result.problems]
     blocking = result.blocking
-    lines += [(f"  {_short(r)}", False) for r in blocking[:MOST_SHOWN]]
-    if len(blocking) > MOST_SHOWN:
-        lines.append((f"  ... and {len(blocking) - MOST_SHOWN} more in {_evidence(out, again)}", False))
+    told = _said_once(blocking)
+    lines += [(f"  {text}", False) for text in told[:MOST_SHOWN]]
+    if len(told) > MOST_SHOWN:
+        lines.append((f"  ... and {len(told) - MOST_SHOWN} more in {_evidence(out, again)}", False))
     lines += [(f"  note: {text}", None) for text in _notes(result)]
     lines += [(text, None) for text in matrix_lines(result)] if explicit else []
     if explicit and good:
@@ -78,6 +80,21 @@ def _counts(result: GateResult) -> str:
 def _short(result: ItemResult) -> str:
     text = result.headline
     return text if len(text) <= 480 else text[:477] + "..."
+
+
+def _said_once(blocking: Sequence[ItemResult]) -> list[str]:
+    """Return a line per blocking item; items that one mistake kept from being measured share a line."""
+    groups: dict[object, list[ItemResult]] = {}
+    for r in blocking:
+        reason = r.headline.partition(f"{r.item.id}: ")[2]
+        unmeasured = r.record is not None and not r.record.metrics and r.verdict is Verdict.INCOMPLETE
+        groups.setdefault(reason if unmeasured and reason else r.item.id, []).append(r)
+    return [
+        _short(rs[0])
+        if len(rs) == 1
+        else _short(rs[0]).replace(rs[0].item.id, f"{rs[0].item.id} and {len(rs) - 1} more", 1)
+        for rs in groups.values()
+    ]
 
 
 def _notes(result: GateResult) -> list[str]:

@@ -85,3 +85,13 @@ def test_a_suite_with_the_short_ending_is_a_suite(project: Project) -> None:
     assert (out.ret, len(out.verdicts)) == (0, (CELLS + 1) * N)
     project.script_items({"release.accept.yml::gqa.production[needle-1x]": "fail"})
     assert project.run(GATE).ret == 1
+
+
+def test_a_missing_baseline_is_said_once(project: Project) -> None:
+    project.file("test_two.py", GATED + GATED.replace("test_kv8", "test_again"))
+    project.script(baseline="needed")
+    out = project.run(GATE, "--junitxml=out.xml")
+    assert (out.ret, out.gate, out.errors) == (1, "INCOMPLETE", 2 * N)
+    assert out.text.count("or name one with --accept-model") == 2  # once by pytest, once by the gate
+    assert all("no baseline" in e.get("message", "") for e in project.junit().iter("error"))
+    assert all("no baseline" in out.headline(item) for item in out.verdicts)
