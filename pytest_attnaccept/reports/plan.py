@@ -11,7 +11,10 @@ from pytest_attnaccept.profiles import Profile
 from pytest_attnaccept.protocol import CURVES, not_gated_yet
 from pytest_attnaccept.taxonomy import Kind, Surface
 
-__all__ = ["plan_lines"]
+__all__ = ["BEYOND", "plan_lines"]
+
+BEYOND = 110
+"""Contexts at a length that does not ship, where the profile does not say (the default of the check, which loads torch)."""
 
 
 def plan_lines(plan: Plan, profile: Profile) -> list[str]:
@@ -66,9 +69,12 @@ def _sample(item: PlannedItem, profile: Profile, family: int) -> str:
             return _paired_power(item, check, unit, profile)
     if item.check in CURVES:
         points = [x for k in ("budgets", "lengths") for x in cast("Sequence[object]", params.get(k) or ())]
-        shown = f" at each of {', '.join(map(str, points))}" if points else ""
+        size = params.get("contexts", "?")
+        inside, beyond = _lengths(params) if item.check == "length-curve" else (points, [])
+        shown = f" at each of {', '.join(map(str, inside))}" if inside else ""
+        shown += f" and {_beyond(params)} at each of {', '.join(map(str, beyond))}" if beyond else ""
         margin = f", margin {item.limits['needle']:g}" if "needle" in item.limits else ""
-        return f"n={params.get('contexts', '?')} contexts{shown}{margin} at alpha {profile.alpha:g}"
+        return f"n={size} contexts{shown}{margin} at alpha {profile.alpha:g}"
     if name == "samples":
         return f"every item of the two logs, margin {item.limits.get('samples', 0):g} at alpha {profile.alpha:g}"
     return "deterministic: no sampling error"
@@ -132,12 +138,29 @@ def _cost(item: PlannedItem) -> str:
     if not isinstance(count, int) or not isinstance(tiers, Sequence) or isinstance(tiers, str):
         return ""
     lengths = [float(tier) for tier in tiers if isinstance(tier, (int, float))]
+    beyond = [float(str(tier)) for tier in _lengths(params)[1]] if item.check == "length-curve" else []
     patterns = params.get("patterns")
     if isinstance(patterns, Sequence) and "screen" not in params:  # screened patterns: the worst one is asked in full
         count *= max(1, len(patterns))
     if not lengths:
         return ""
-    cap = params.get("max_tokens")
-    shown = f"{count * len(lengths) * cap:,}" if isinstance(cap, int) else f"{count * sum(lengths):g} x the trained length in"
+    cap, more = params.get("max_tokens"), _beyond(params) - count if beyond else 0  # `more` is what lies beyond, or less
+    shown = (
+        f"{(count * len(lengths) + more * len(beyond)) * cap:,}"
+        if isinstance(cap, int)
+        else f"{count * sum(lengths) + more * sum(beyond):g} x the trained length in"
+    )
     shared = ", less what the needle items have asked already" if item.check in CURVES else ""
     return f"cost: about {shown} prefilled tokens per side{shared}"
+
+
+def _lengths(params: Mapping[str, object]) -> tuple[list[object], list[object]]:
+    """Return the lengths of a length curve that ship, and those beyond."""
+    lengths = cast("Sequence[object]", params.get("lengths") or ())
+    operating = float(str(params.get("operating", 1.0)))
+    inside = [n for n in lengths if float(str(n)) <= operating]
+    return inside, [n for n in lengths if n not in inside]
+
+
+def _beyond(params: Mapping[str, object]) -> int:
+    return int(str(params.get("beyond", BEYOND)))

@@ -205,3 +205,25 @@ def test_the_plan_says_what_each_sample_costs(capsys):
     assert len(sampled) >= 8
     for i in sampled:
         assert "cost: about " in lines[i + 1], lines[i]
+
+
+@pytest.mark.parametrize(
+    ("profile", "says", "cost"),
+    [
+        ("longctx", "n=220 contexts at each of 0.25, 0.5, 1 and 110 at each of 2, 4", 220 * 1.75 + 110 * 6),
+        ("release", "n=830 contexts at each of 0.25, 0.5, 1 and 415 at each of 2, 4", 830 * 1.75 + 415 * 6),
+    ],
+)
+def test_the_plan_counts_lengths_beyond_the_shipped_one_with_their_own_sample(capsys, profile, says, cost):
+    suite = Path(__file__).parents[2] / "suites" / "longctx.accept.yaml"
+    assert main(["plan", str(suite), "--profile", profile]) == 0
+    out = capsys.readouterr().out
+    assert says in out
+    assert f"cost: about {cost:g} x the trained length in prefilled tokens per side, less what" in out
+
+
+def test_the_default_beyond_the_shipped_length_is_that_of_the_check():
+    from pytest_attnaccept.checks import model_length_curve
+    from pytest_attnaccept.reports.plan import BEYOND
+
+    assert model_length_curve.DEFAULTS["beyond"] == BEYOND
