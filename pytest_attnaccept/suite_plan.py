@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_attnaccept.errors import UnknownNameError, UsageError
 from pytest_attnaccept.items import spec_of_logs, specs_of_test
 from pytest_attnaccept.matrix import Plan
 from pytest_attnaccept.options import Options
 from pytest_attnaccept.profiles import Profile, load_profile
 from pytest_attnaccept.registry import Registry
-from pytest_attnaccept.suites import load_suite
+from pytest_attnaccept.suites import Suite, load_suite
 from pytest_attnaccept.taxonomy import Surface
 
 __all__ = ["plan_of_suite"]
@@ -17,7 +18,7 @@ __all__ = ["plan_of_suite"]
 
 def plan_of_suite(path: Path, profile_name: str | None) -> tuple[Plan, Profile]:
     """Return the plan of a suite and the profile it was made under."""
-    suite = load_suite(path, Registry.builtin())
+    suite = _load(path)
     chosen = profile_name or suite.profile or "smoke"
     profile = load_profile(chosen, "--profile").with_overrides(
         limits=suite.limits, data=suite.data, max_tokens=suite.max_tokens
@@ -47,6 +48,16 @@ def plan_of_suite(path: Path, profile_name: str | None) -> tuple[Plan, Profile]:
         )
         items += [spec.planned for spec in found]
     return Plan(items=tuple(items), profile=profile.name, claim=profile.claim), profile
+
+
+def _load(path: Path) -> Suite:
+    try:
+        return load_suite(path, Registry.builtin())
+    except UnknownNameError as error:
+        if "unknown method " not in str(error):
+            raise
+        hint = f"A method that a conftest.py registers is known to pytest alone: pytest {path} --accept-plan"
+        raise UsageError(f"{error} {hint}") from error
 
 
 def _options(profile: str) -> Options:

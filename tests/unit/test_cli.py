@@ -227,3 +227,18 @@ def test_the_default_beyond_the_shipped_length_is_that_of_the_check():
     from pytest_attnaccept.reports.plan import BEYOND
 
     assert model_length_curve.DEFAULTS["beyond"] == BEYOND
+
+
+def test_a_method_that_plan_does_not_know_may_be_one_of_a_conftest(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    body = "schema: 1\nmodels: {gqa: toy-gqa}\nfactors: {e: {m: {method: mykv}}}\nships: {p: {e: m}}\n"
+    Path("s.accept.yaml").write_text(body)
+    assert main(["plan", "s.accept.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "s.accept.yaml:3: unknown method 'mykv'" in said
+    assert "pytest s.accept.yaml --accept-plan" in said
+    Path("s.accept.yaml").write_text(body.replace("method: mykv", "method: kv8, bit: 8"))
+    assert main(["plan", "s.accept.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown knob of kv8 'bit'" in said
+    assert "conftest" not in said
