@@ -8,6 +8,7 @@ loses 40 points, one that loses 5 is not what broke the stack, and 5 points of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from pytest_attnaccept.stats.matrix import Suspect, attribute
@@ -23,8 +24,13 @@ def culprits(
 ) -> tuple[Suspect, ...]:
     """Return the members of a failed stack that are held responsible, largest share first."""
     named = [s for s in attribute(full, dict(singles), dict(without), margin) if s.named]
-    worst = max((max(s.marginal, s.single) for s in named), default=0.0)
-    return tuple(s for s in named if max(s.marginal, s.single) >= BYSTANDER * worst)
+    worst = max((_share(s) for s in named), default=0.0)
+    return tuple(s for s in named if _share(s) >= BYSTANDER * worst)
+
+
+def _share(suspect: Suspect) -> float:
+    """Return what a member loses, in company or alone; between two losses without bound there is no difference."""
+    return max(suspect.single, -math.inf if math.isnan(suspect.marginal) else suspect.marginal)
 
 
 def blame(

@@ -99,7 +99,7 @@ class Record:
             body["verdict"] = Verdict(body["verdict"])
             _check_types(body)
             body["methods"] = tuple(body["methods"])
-            body["metrics"] = tuple(Metric(**m) for m in body["metrics"])
+            body["metrics"] = tuple(_metric(m) for m in body["metrics"])
             record = cls(**body)
             if not record.verdict.blocks and any(Verdict(m.verdict).blocks for m in record.metrics):
                 raise RecordError(f"{where}: its verdict {record.verdict.value} contradicts its own metrics")
@@ -121,6 +121,23 @@ def _check_types(body: Mapping[str, object]) -> None:
     wrong += [k for k in ("methods", "metrics") if not isinstance(body.get(k), list)]
     if wrong:
         raise TypeError(f"wrong type of {', '.join(wrong)}")
+
+
+_NUMBERS = ("effect", "ci_low", "ci_high", "n", "limit", "loosened_from", "p_pass", "p_fail")
+_NOT_FINITE = ("inf", "-inf", "nan")
+
+
+def _metric(body: Mapping[str, object]) -> Metric:
+    """Return a metric; what is not finite stands on disk as text, and anything else that is no number is refused."""
+    fields = {k: float(str(v)) if k in _NUMBERS and v in _NOT_FINITE else v for k, v in body.items()}
+    wrong = [
+        k
+        for k in _NUMBERS
+        if isinstance(fields.get(k), bool) or not isinstance(fields.get(k, 0.0), (int, float, type(None)))
+    ]
+    if wrong:
+        raise TypeError(f"metric {fields.get('name')!r}: {', '.join(wrong)} must be a number")
+    return Metric(**fields)  # type: ignore[arg-type]
 
 
 class RecordWriter:

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,14 @@ from pytest_attnaccept.blame import blame
 from pytest_attnaccept.completeness import GateResult, judge
 from pytest_attnaccept.matrix import Plan, PlannedItem
 from pytest_attnaccept.records import Metric, Record
+from pytest_attnaccept.reports.matrix import markdown
+from pytest_attnaccept.reports.page import write_page
+from pytest_attnaccept.reports.terminal import summary_lines
+from pytest_attnaccept.reports.xml import write_junit
 from pytest_attnaccept.taxonomy import Verdict
 
 V = Verdict
+INF = math.inf
 N = 120
 TOKENS = [32] * N
 UNITS = [f"doc{i}" for i in range(N)]
@@ -288,6 +294,37 @@ def test_a_long_headline_keeps_the_sentence_about_blame() -> None:
 )  # fmt: skip
 def test_blame(full: float, singles: dict[str, float], without: dict[str, float], says: str) -> None:
     assert says in blame(full, singles, without, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("singles", "without", "says"),
+    [
+        ({"a": INF, "b": 0.01}, {"a": 0.01, "b": INF}, "a is the culprit"),
+        ({"a": INF, "b": INF}, {"a": INF, "b": INF}, "a and b are the culprits"),
+        ({"a": 0.01, "b": 0.01}, {"a": 0.01, "b": 0.01}, "a and b hurt only together"),
+        ({"a": INF, "b": INF, "c": 0.0}, {"a": INF, "b": INF, "c": INF}, "a and b are the culprits"),
+    ],
+)
+def test_losses_without_bound_have_culprits_too(
+    singles: dict[str, float], without: dict[str, float], says: str
+) -> None:
+    assert blame(INF, singles, without, 0.1).startswith(says)
+
+
+@pytest.mark.parametrize("field", ["effect", "ci_low", "ci_high"])
+@pytest.mark.parametrize("value", [INF, -INF, math.nan])
+def test_a_number_without_bound_is_shown_and_breaks_no_report(tmp_path: Path, field: str, value: float) -> None:
+    """A candidate that loses 800 nats per token overflows exp(); the end of the run must still say so."""
+    stack, one, two = item("gqa.ship", "A", "B"), item("gqa.only-a", "A"), item("gqa.only-b", "B")
+    full = text(stack, losses(0.3, 3), V.FAIL)
+    full = replace(full, metrics=(replace(full.metrics[0], **{field: value}),))
+    read = [Record.from_line(r.to_line(), "here") for r in (full, text(one, losses(0.0, 1)), text(two, losses(0.0, 2)))]
+    found = judged(*zip((stack, one, two), read, strict=True))
+    assert found.verdict is V.FAIL
+    assert markdown(found)
+    assert summary_lines(found, explicit=True, out=tmp_path, quality_only=True)
+    write_page(tmp_path / "a.html", found)
+    write_junit(tmp_path / "a.xml", found)
 
 
 def test_culprits_are_chosen_on_shared_data_and_told_with_the_cells_own_numbers() -> None:

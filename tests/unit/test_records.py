@@ -135,3 +135,17 @@ def test_write_atomically(tmp_path: Path) -> None:
     write_atomically(path, "二")
     assert path.read_text(encoding="utf-8") == "二"
     assert [p.name for p in path.parent.iterdir()] == ["b.json"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_numbers_that_are_not_finite_come_back_as_numbers(value: float) -> None:
+    metric = Metric(name="perplexity", verdict="FAIL", effect=value, ci_high=value, n=3)
+    again = Record.from_line(record(verdict=Verdict.FAIL, metrics=(metric,)).to_line(), "here").metrics[0]
+    assert (repr(again.effect), repr(again.ci_high), again.n) == (repr(value), repr(value), 3)
+
+
+@pytest.mark.parametrize("value", ["0.1", "Infinity", True, [1]])
+def test_a_metric_that_is_no_number_is_refused(value: object) -> None:
+    metric = Metric(name="perplexity", verdict="PASS", effect=value)  # type: ignore[arg-type]
+    with pytest.raises(RecordError, match="effect must be a number"):
+        Record.from_line(record(metrics=(metric,)).to_line(), "here")
