@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_attnaccept.completeness import GateResult, ItemResult
 from pytest_attnaccept.protocol import LATER_APPROXIMATE
 from pytest_attnaccept.reports.matrix import matrix_lines
-from pytest_attnaccept.taxonomy import Kind, Verdict
+from pytest_attnaccept.taxonomy import Kind, Surface, Verdict
 
 __all__ = ["summary_lines"]
 
@@ -107,7 +107,13 @@ def _notes(result: GateResult) -> list[str]:
                     f"{r.item.id}: limit of {metric.name} loosened from {metric.loosened_from:g} to {metric.limit:g}"
                     f" ({metric.origin})"
                 )
-    return [*notes, *_unmeasured_members(result)]
+    return [*notes, *_unasked(result), *_unmeasured_members(result)]
+
+
+def _unasked(result: GateResult) -> list[str]:
+    """Name what a model was not asked, with the reason: neutral must not read as measured."""
+    neutral = [r for r in result.results if r.verdict is Verdict.NOT_APPLICABLE and r.item.surface == Surface.MODEL.value]
+    return [r.headline for r in neutral[:MOST_SHOWN]]
 
 
 def _unmeasured_members(result: GateResult) -> list[str]:

@@ -96,3 +96,15 @@ def test_a_green_stack_says_which_of_its_members_nobody_measured_alone(result, t
     )
     lines = [text for text, _ in summary_lines(stack, explicit=True, out=tmp_path, quality_only=True)]
     assert [text for text in lines if "singles not measured" in text] == ["  note: s::two: singles not measured: kv8"]
+
+
+def test_a_curve_that_was_not_asked_is_noted_with_its_reason(tmp_path):
+    passed, neutral = item("needle-1x"), item("budget-curve")
+    records = [
+        record(passed, Verdict.PASS),
+        record(neutral, Verdict.NOT_APPLICABLE, headline=f"NOT_APPLICABLE {neutral.id}: its factory takes no kv_budget"),
+    ]
+    found = judge(Plan(items=(passed, neutral), profile="smoke"), records)
+    lines = [text for text, _ in summary_lines(found, explicit=True, out=tmp_path, quality_only=True)]
+    assert found.verdict is Verdict.PASS
+    assert f"  note: NOT_APPLICABLE {neutral.id}: its factory takes no kv_budget" in lines
