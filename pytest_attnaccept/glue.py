@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -67,10 +67,9 @@ FORCED_RERUNS = (
 # -- collection -----------------------------------------------------------------------------------------------------------
 
 
-def note_skipped_file(collector: pytest.Module) -> None:
-    """Keep a run from passing when a file with gated tests skipped itself (``importorskip`` of the engine under test)."""
-    text = collector.path.read_text(encoding="utf-8", errors="replace")
-    if gates_in_source(text):
+def note_skipped(collector: pytest.File | pytest.Directory) -> None:
+    """Keep a run from passing when a suite or gated tests skipped themselves (``importorskip`` of the engine under test)."""
+    if any(True for _ in _gated_files(collector.config, collector.path)):
         gate_of(collector.config).problems.append(
             f"{collector.nodeid} skipped itself at import; what it requires is unknown and was not measured"
         )
@@ -78,19 +77,31 @@ def note_skipped_file(collector: pytest.Module) -> None:
 
 def note_ignored(config: pytest.Config, path: Path) -> None:
     """Keep a run from passing when ``--ignore`` or ``collect_ignore`` hides a suite or a file with gated tests."""
-    patterns = [*config.getini("python_files"), *(f"*{suffix}" for suffix in SUITE_SUFFIXES)]
-    if path.is_dir():
-        if any(fnmatch(path.name, p) for p in config.getini("norecursedirs")) or (path / "pyvenv.cfg").is_file():
-            return  # no folder of tests, whatever it holds
-        files = sorted(p for p in path.rglob("*") if any(fnmatch(p.name, pattern) for pattern in patterns))
-    else:
-        files = [path] if any(fnmatch(path.name, pattern) for pattern in patterns) else []
+    if path.is_dir() and (
+        any(fnmatch(path.name, p) for p in config.getini("norecursedirs")) or (path / "pyvenv.cfg").is_file()
+    ):
+        return  # no folder of tests, whatever it holds
+    if path.is_file() and not _is_test_file(config, path):
+        return
     problems = gate_of(config).problems
-    for file in files:
-        if file.name.endswith(SUITE_SUFFIXES) or gates_in_source(file.read_text(encoding="utf-8", errors="replace")):
-            shown = file.relative_to(config.rootpath) if config.rootpath in file.parents else file
-            text = f"{shown} was ignored (--ignore or collect_ignore); what it requires was not measured"
-            problems += [] if text in problems else [text]
+    for file in _gated_files(config, path):
+        shown = file.relative_to(config.rootpath) if config.rootpath in file.parents else file
+        text = f"{shown} was ignored (--ignore or collect_ignore); what it requires was not measured"
+        problems += [] if text in problems else [text]
+
+
+def _gated_files(config: pytest.Config, path: Path) -> Iterator[Path]:
+    """Yield suites and test files that gate something: `path` itself, or what lies below the folder `path`."""
+    for file in sorted(p for p in path.rglob("*") if _is_test_file(config, p)) if path.is_dir() else [path]:
+        if file.suffix == ".py" and not gates_in_source(file.read_text(encoding="utf-8", errors="replace")):
+            continue
+        if file.suffix == ".py" or file.name.endswith(SUITE_SUFFIXES):
+            yield file
+
+
+def _is_test_file(config: pytest.Config, path: Path) -> bool:
+    patterns = [*config.getini("python_files"), *(f"*{suffix}" for suffix in SUITE_SUFFIXES)]
+    return any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 def never_rerun(item: pytest.Item) -> None:

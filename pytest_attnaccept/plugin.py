@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_attnaccept.accept import Accept
 
 SUITE_SUFFIXES = (".accept.yaml", ".accept.yml")
+TEXTS = ("profile", "model", "device", "dtype", "seed", "out", "time", "html")  # options with a value
 MARKS = ("exact", "approximate", "architecture", "optimization")
 GATE: pytest.StashKey[Any] = pytest.StashKey()
 RUN_ID: pytest.StashKey[str] = pytest.StashKey()
@@ -81,6 +82,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.stash[RUN_ID] = config.workerinput.get("attnaccept_run", "")
         return
+    if empty := [n for n in TEXTS if config.getoption(f"attnaccept_{n}") == ""]:
+        raise pytest.UsageError(
+            f"--accept-{empty[0]}= is empty (an unset variable?); give a value or leave the option out"
+        )
     if _asked_for(config):
         from pytest_attnaccept import glue
 
@@ -91,9 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _asked_for(config: pytest.Config) -> bool:
     """Whether an option or ini of ours is set: then its mistakes are reported before collection."""
-    names = ("profile", "model", "device", "dtype", "seed", "out", "time", "html", "plan", "selftest", "resume")
-    return any(config.getoption(f"attnaccept_{n}") for n in names) or any(
-        config.getini(f"accept_{n}") for n in names[:8]
+    flags = ("plan", "selftest", "resume")
+    return any(config.getoption(f"attnaccept_{n}") for n in (*TEXTS, *flags)) or any(
+        config.getini(f"accept_{n}") for n in TEXTS
     )
 
 
@@ -184,12 +189,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Gener
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Note a file that skips itself while it is imported: its items are never seen, so the plan would not hold them."""
+    """Note a file or folder that is skipped while it is collected: its items are never seen, so the plan would lack them."""
     report = yield
-    if report.skipped and isinstance(collector, pytest.Module):
+    if report.skipped and isinstance(collector, (pytest.File, pytest.Directory)):
         from pytest_attnaccept import glue
 
-        glue.note_skipped_file(collector)
+        glue.note_skipped(collector)
     return report
 
 

@@ -95,3 +95,31 @@ def test_a_missing_baseline_is_said_once(project: Project) -> None:
     assert out.text.count("or name one with --accept-model") == 2  # once by pytest, once by the gate
     assert all("no baseline" in e.get("message", "") for e in project.junit().iter("error"))
     assert all("no baseline" in out.headline(item) for item in out.verdicts)
+
+
+@pytest.mark.parametrize("what", ["release.accept.yaml", "test_gate.py", "gates"])
+def test_a_plugin_that_skips_a_file_or_folder_while_it_is_collected(release: Project, what: str) -> None:
+    folder = "gates/" if what == "gates" else ""
+    release.file(f"{folder}test_gate.py", GATED)
+    release.file("test_other.py", GATED)
+    hook = f"""
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector):
+    if collector.name == {what!r}:
+        return pytest.CollectReport(collector.nodeid, "skipped", (str(collector.path), 1, "not today"), [])
+"""
+    release.file("skipper.py", hook)
+    release.pytester.syspathinsert()
+    out = release.run(GATE, "-p", "skipper")
+    assert (out.ret, out.gate) == (1, "INCOMPLETE")
+    assert "not measured" in out.text
+
+
+@pytest.mark.parametrize("option", ["profile", "model", "device", "dtype", "seed", "out", "time", "html"])
+def test_an_option_whose_variable_was_empty_is_a_mistake(release: Project, option: str) -> None:
+    """``--accept-profile=$PROFILE`` without a PROFILE must not run as if nobody had asked for a gate."""
+    out = release.run(*(() if option == "profile" else (GATE,)), f"--accept-{option}=")
+    assert out.ret == 4
+    assert f"--accept-{option}" in out.text
