@@ -40,7 +40,7 @@ def summary_lines(
     if explicit and good:
         lines.append((f"claim: {result.claim}", None))
     if explicit and not good and result.results:
-        rerun = f"; run only what is not green: {again}" if again else ""
+        rerun = f"; run only what is not green: {_again(result, again)}" if again else ""
         lines.append((f"evidence: {_evidence(out, again)}{rerun}", None))
     if explicit and any(r.item.kind == Kind.APPROXIMATE.value for r in result.results):
         ran = {r.item.check for r in result.results}
@@ -52,6 +52,11 @@ def summary_lines(
     if explicit and quality_only:
         lines.append(("quality gate only: performance is not part of this profile's verdict", None))
     return lines
+
+
+def _again(result: GateResult, again: str) -> str:
+    """Return the command that measures what is not green; ``--lf`` would never start an item that was not run at all."""
+    return again.replace(" --lf ", " ") if any(r.record is None for r in result.blocking) else again
 
 
 def _evidence(out: Path, again: str) -> str:

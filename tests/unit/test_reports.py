@@ -108,3 +108,13 @@ def test_a_curve_that_was_not_asked_is_noted_with_its_reason(tmp_path):
     lines = [text for text, _ in summary_lines(found, explicit=True, out=tmp_path, quality_only=True)]
     assert found.verdict is Verdict.PASS
     assert f"  note: NOT_APPLICABLE {neutral.id}: its factory takes no kv_budget" in lines
+
+
+@pytest.mark.parametrize(("run", "command"), [(3, "pytest x --lf --accept-resume"), (2, "pytest x --accept-resume")])
+def test_the_command_to_go_on_starts_what_was_never_run(tmp_path, run, command):
+    items = (item("identity"), item("perplexity"), item("needle-1x"))
+    records = [record(items[0], Verdict.PASS), record(items[1], Verdict.FAIL, (METRIC,)), record(items[2], Verdict.FAIL, (METRIC,))]
+    found = judge(Plan(items=items, profile="smoke"), records[:run])
+    lines = summary_lines(found, explicit=True, out=tmp_path, quality_only=True, again="pytest x --lf --accept-resume")
+    (evidence,) = [text for text, _ in lines if text.startswith("evidence")]
+    assert evidence.endswith(f"run only what is not green: {command}")
