@@ -40,6 +40,7 @@ def blame(
     margin: float,
     *,
     shared: tuple[float, Mapping[str, float], Mapping[str, float]] | None = None,
+    unit: str = "",
 ) -> str:
     """Return the sentence that names the culprits, or says which runs are missing for it.
 
@@ -52,6 +53,8 @@ def blame(
     shared
         The same three over the data that all runs share; culprits are chosen there, because samples that stopped at
         different sizes also differ by noise.
+    unit
+        Unit of the losses; "nats/token" is shown as such, everything else is a share and shown in percent.
     """
     alone = {name: value for name, value in singles.items() if value is not None}
     rest = {name: value for name, value in without.items() if value is not None}
@@ -62,25 +65,26 @@ def blame(
     judged = shared if shared is not None else (full, alone, rest)
     named = sorted(culprits(*judged, margin), key=lambda s: list(singles).index(s.name))
     if not named:
-        return f"no culprit: the loss of {_percent(full)} is spread over {_listed(list(singles))}"
+        return f"no culprit: the loss of {_shown(full, unit)} is spread over {_listed(list(singles))}"
     if len(named) == 1:
-        return f"{named[0].name} is the culprit: {_numbers(named[0], alone, rest)}"
+        return f"{named[0].name} is the culprit: {_numbers(named[0], alone, rest, unit)}"
     if all(s.single < margin / 2 for s in named):
-        each = ", ".join(f"{s.name} {_percent(alone[s.name])}" for s in named)
-        return f"{_listed([s.name for s in named])} hurt only together: alone {each}, all together {_percent(full)}"
+        each = ", ".join(f"{s.name} {_shown(alone[s.name], unit)}" for s in named)
+        return f"{_listed([s.name for s in named])} hurt only together: alone {each}, all together {_shown(full, unit)}"
     return f"{_listed([s.name for s in named])} are the culprits: " + "; ".join(
-        f"{s.name}: {_numbers(s, alone, rest)}" for s in named
+        f"{s.name}: {_numbers(s, alone, rest, unit)}" for s in named
     )
 
 
-def _numbers(suspect: Suspect, alone: Mapping[str, float], without: Mapping[str, float]) -> str:
+def _numbers(suspect: Suspect, alone: Mapping[str, float], without: Mapping[str, float], unit: str) -> str:
     company = ", it hurts only in company" if suspect.single < suspect.marginal / 2 else ""
-    return f"without it the loss is {_percent(without[suspect.name])}, alone it loses {_percent(alone[suspect.name])}{company}"
+    rest, single = (_shown(numbers[suspect.name], unit) for numbers in (without, alone))
+    return f"without it the loss is {rest}, alone it loses {single}{company}"
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1%}".replace("%", " %")
+def _shown(value: float, unit: str) -> str:
+    return f"{value:.3g} {unit}" if unit == "nats/token" else f"{value:.1%}".replace("%", " %")

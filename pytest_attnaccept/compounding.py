@@ -151,7 +151,7 @@ def _blame(
     if shared is not None:
         alone, rest = shared[1 : 1 + len(members)], shared[1 + len(members) :]
         judged = (shared[0], dict(zip(members, alone, strict=True)), dict(zip(members, rest, strict=True)))
-    return blame(metric.effect or 0.0, singles, without, metric.limit or 0.0, shared=judged)
+    return blame(metric.effect or 0.0, singles, without, metric.limit or 0.0, shared=judged, unit=metric.unit)
 
 
 def _effect(record: Record | None, name: str) -> float | None:

@@ -81,13 +81,13 @@ def effects_on_shared_data(metric: Metric, records: Sequence[Record]) -> list[fl
         rows = _shared_rows(kept)
         if not rows[0]:
             return None
-        if metric.name.partition("[")[0] == "perplexity":
-            pairs = [
-                ([k["sums"][i] for i in row], [k["tokens"][i] for i in row])
+        if all(k is not None and "sums" in k for k in kept):
+            means = [
+                sum(k["sums"][i] for i in row) / sum(k["tokens"][i] for i in row)
                 for k, row in zip(kept, rows, strict=True)
                 if k
             ]
-            return [math.expm1(sum(sums) / sum(tokens)) for sums, tokens in pairs]
+            return [math.expm1(m) for m in means] if metric.name.partition("[")[0] == "perplexity" else means
         return [sum(k["losses"][i] for i in row) / len(row) for k, row in zip(kept, rows, strict=True) if k]
     except (KeyError, TypeError, IndexError, ValueError, ArithmeticError):
         return None

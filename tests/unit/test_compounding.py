@@ -327,6 +327,26 @@ def test_a_number_without_bound_is_shown_and_breaks_no_report(tmp_path: Path, fi
     write_junit(tmp_path / "a.xml", found)
 
 
+def test_blame_of_a_divergence_is_in_nats() -> None:
+    said = blame(0.30, {"a": 0.29, "b": 0.01}, {"a": 0.01, "b": 0.29}, 0.1, unit="nats/token")
+    assert said == "a is the culprit: without it the loss is 0.01 nats/token, alone it loses 0.29 nats/token"
+
+
+def test_culprits_of_a_divergence_are_chosen_on_shared_documents() -> None:
+    """The stack stopped after forty documents; on those, only A hurts."""
+
+    def kl(of: PlannedItem, sums: list[float], verdict: Verdict = V.PASS) -> Record:
+        found = text(of, sums, verdict)
+        metric = replace(found.metrics[0], name="kl", unit="nats/token", effect=sum(sums) / (32 * len(sums)), limit=0.1)
+        return replace(found, metrics=(metric,), details={"losses": {"kl": found.details["losses"]["perplexity"]}})
+
+    harmful, late = [32 * 0.4] * 40, [32 * 0.001] * 40 + [32 * 0.2] * 80
+    stack, one, two = (item(c, *m, check="divergence") for c, m in (("s", "AB"), ("a", "A"), ("b", "B")))
+    found = judged((stack, kl(stack, harmful, V.FAIL)), (one, kl(one, harmful)), (two, kl(two, late)))
+    assert found.findings[0].blame.startswith("A is the culprit")
+    assert "0.4 nats/token" in found.findings[0].blame
+
+
 def test_culprits_are_chosen_on_shared_data_and_told_with_the_cells_own_numbers() -> None:
     """Noise between samples of different size must not blame an innocent member."""
     noisy = {"a": 0.30, "b": 0.02}, {"a": 0.02, "b": 0.30}
