@@ -16,6 +16,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def humaneval_problems(source: str, limit: int | None = None) -> list[Mapping[st
     """
     rows = _from_file(Path(source)) if source else _from_hub()
     for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ContractError(f"humaneval: row {number + 1} is no mapping but {type(row).__name__}")
         lacking = [name for name in _FIELDS if not isinstance(row.get(name), str)]
         if lacking:
             raise ContractError(f"humaneval: row {number + 1} lacks {', '.join(lacking)}")
@@ -97,9 +100,12 @@ def _from_file(path: Path) -> list[Mapping[str, Any]]:
     found = next((name for name in names if name.is_file()), None)
     if found is None:
         raise EngineError(f"humaneval: {path} holds neither HumanEval.jsonl.gz nor HumanEval.jsonl")
-    content = found.read_bytes()
-    text = gzip.decompress(content) if found.suffix == ".gz" else content
-    return [json.loads(line) for line in text.decode("utf-8").splitlines() if line.strip()]
+    try:
+        content = found.read_bytes()
+        text = (gzip.decompress(content) if found.suffix == ".gz" else content).decode("utf-8")
+        return [json.loads(line) for line in text.split("\n") if line.strip()]  # not at the separators inside of a string
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise ContractError(f"humaneval: {found} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _from_hub() -> list[Mapping[str, Any]]:

@@ -22,10 +22,10 @@ from typing import Any
 
 from pytest_attnaccept.errors import AttnAcceptError, ContractError, EngineError, UnknownNameError
 
-__all__ = ["Outcome", "lm_eval_outcomes"]
+__all__ = ["METRICS", "Outcome", "lm_eval_outcomes"]
 
 # Which metric is compared when none is named: the first of these that every document of the task has.
-_METRICS = ("acc", "exact_match", "em", "f1", "pass@1", "acc_norm")
+METRICS = ("acc", "exact_match", "em", "f1", "pass@1", "acc_norm")
 _OFFLINE = re.compile(
     r"offline|connect|resolve|timed? ?out|gated|401|403|404|not found|doesn't exist|unable to load", re.I
 )
@@ -34,13 +34,14 @@ _managers: dict[tuple[str, str, bool], Any] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One document: `unit` names task, document and prompt; `chance` is the score of a blind guess."""
+    """One document: `unit` names task, document and prompt; `chance` is the score of a blind guess by `metric`."""
 
     unit: str
     task: str
     score: float
     parsed: bool
     chance: float
+    metric: str = ""
 
 
 def lm_eval_outcomes(
@@ -142,11 +143,11 @@ def _outcomes(task: str, rows: Sequence[Mapping[str, Any]], metric: str, higher:
     if chosen not in filters:
         raise UnknownNameError(f"filter of {task}", chosen, filters)
     rows = [row for row in rows if str(row.get("filter", "none")) == chosen]
-    name = name or next((m for m in _METRICS if all(_bounded(row.get(m)) for row in rows)), "")
+    name = name or next((m for m in METRICS if all(_bounded(row.get(m)) for row in rows)), "")
     if not name or not all(_bounded(row.get(name)) for row in rows):
         found = sorted(set(map(str, rows[0].get("metrics", ()))))
         raise ContractError(
-            f"benchmark: {task} has no metric {name or ' or '.join(_METRICS)!r} with a score in [0, 1] for every document"
+            f"benchmark: {task} has no metric {name or ' or '.join(METRICS)!r} with a score in [0, 1] for every document"
             f" (it has {', '.join(found)}); name one with metric:"
         )
     return [_outcome(task, row, name, lower=higher.get(name) is False) for row in rows]
@@ -166,4 +167,5 @@ def _outcome(task: str, row: Mapping[str, Any], metric: str, *, lower: bool) -> 
         score=1.0 - float(row[metric]) if lower else float(row[metric]),  # a score: more is better
         parsed=not texts or any(text.strip() and text != "[invalid]" for text in texts),
         chance=1.0 / choices if choices > 1 else 0.0,
+        metric=metric,
     )

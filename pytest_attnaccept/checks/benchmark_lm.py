@@ -98,7 +98,10 @@ class CacheLM(LM):  # type: ignore[misc]
         until = given.get("until") or []
         stops = [until] if isinstance(until, str) else list(until)
         limit = min(int(given.get("max_gen_toks") or self._max_tokens), self._max_tokens)
-        ids = self._cut(encode(self._side.loaded.tokenizer, prompt), limit)
+        ids = encode(self._side.loaded.tokenizer, prompt)
+        if self._room is not None:  # the answer takes no more than half of the trained length from the prompt
+            limit = max(1, min(limit, max(self._room // 2, self._room - len(ids) - len(self._side.loaded.prefix_ids))))
+        ids = self._cut(ids, limit)
         tensor = self._remembered(("generate", tuple(ids), stops, limit), lambda: self._generated(ids, stops, limit))
         self.trace.append(float(tensor[0]))
         return self._until([int(token) for token in tensor[1:].tolist()], stops)
@@ -136,7 +139,9 @@ class CacheLM(LM):  # type: ignore[misc]
     def _cut(self, ids: list[int], after: int) -> list[int]:
         """Drop the beginning of a prompt that does not fit into the trained length with what comes after it."""
         prefix = len(self._side.loaded.prefix_ids)
-        room = len(ids) if self._room is None else max(1, self._room - after - prefix)
+        room = len(ids) if self._room is None else self._room - after - prefix
+        if ids and room < 1:
+            raise EngineError(f"an answer of {after} tokens leaves no room for a prompt in {self._room} trained ones")
         self.truncated += len(ids) > room
         self.longest = max(self.longest, prefix + min(len(ids), room) + after)
         return ids[-room:] if ids else ids

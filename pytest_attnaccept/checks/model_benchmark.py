@@ -15,12 +15,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_attnaccept.checks.benchmark_docs import Outcome, lm_eval_outcomes
+from pytest_attnaccept.checks.benchmark_docs import METRICS, Outcome, lm_eval_outcomes
 from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_losses import of_scores
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.errors import ContractError, EngineError
+from pytest_attnaccept.errors import CandidateError, ContractError, EngineError
 from pytest_attnaccept.measurement import Fact, Measured, PairedScores
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
         raise ContractError(
             f"{params.check}: the two sides were asked different documents; they must share a tokenizer"
         )
+    _require_one_metric(given.text("task", ""), base, cand)
     gate, units = _gate(given.text("task", ""), base, cand)
     length = max(first.longest, second.longest)
     return Measured(
@@ -72,6 +73,26 @@ def measure(session: ModelSession, params: Params) -> Measured:
             "losses": {gate.name: of_scores(gate, units)},
         },
     )
+
+
+def _require_one_metric(task: str, base: Sequence[Outcome], cand: Sequence[Outcome]) -> None:
+    """Refuse scores of different metrics: where the first one has no finite value, another is found on that side alone."""
+    other = next(((a, b) for a, b in zip(base, cand, strict=True) if a.metric != b.metric), None)
+    if other is None:
+        return
+    side, kept = (
+        ("candidate", other[0].metric)
+        if _preferred(other[0].metric, other[1].metric)
+        else ("baseline", other[1].metric)
+    )
+    raise (CandidateError if side == "candidate" else EngineError)(
+        f"the {side}'s answers to {task} have no {kept} in [0, 1], which the other side's have: nothing is compared"
+    )
+
+
+def _preferred(ours: str, theirs: str) -> bool:
+    """Whether the first metric comes before the second in the order in which they are chosen."""
+    return METRICS.index(ours) < METRICS.index(theirs)
 
 
 def _answered(session: ModelSession, side: Side, given: Params) -> tuple[list[Outcome], CacheLM]:

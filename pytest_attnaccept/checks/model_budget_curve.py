@@ -23,7 +23,7 @@ from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
 from pytest_attnaccept.checks.model_needle import DEFAULTS as NEEDLE
 from pytest_attnaccept.checks.model_needle import needle_items
 from pytest_attnaccept.checks.model_params import Params
-from pytest_attnaccept.errors import AttnAcceptError
+from pytest_attnaccept.errors import AttnAcceptError, ContractError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, PairedScores, Refusal
 from pytest_attnaccept.stats.curves import CertifiedRange, certified_range, degradation_area
 from pytest_attnaccept.stats.sequential import SequentialPlan
@@ -90,7 +90,10 @@ def _not_applicable(reason: str) -> Measured:
 def _budgets(given: Params, own: float) -> list[float]:
     """Return the shares to measure, easy end first: the grid, the operating point and half of it."""
     chosen = [own, own / 2]
-    for share in given.numbers("budgets", (1.0, 0.5, 0.25, 0.125)):
+    grid = given.numbers("budgets", (1.0, 0.5, 0.25, 0.125))
+    if max(grid) > 1.0:
+        raise ContractError(f"{given.check}: budgets={list(grid)!r} are shares of the context, in (0, 1]")
+    for share in grid:
         if all(abs(share - other) > _SAME * max(share, other) for other in chosen) or (share == 1.0 and own < 1.0):
             chosen.append(share)
     return sorted(set(chosen), reverse=True)

@@ -28,6 +28,7 @@ from pytest_attnaccept.checks.model_needle import DEFAULTS as NEEDLE
 from pytest_attnaccept.checks.model_needle import needle_items, paired, score_of
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_sides import with_model
+from pytest_attnaccept.engines.calls import NonFiniteError
 from pytest_attnaccept.engines.sides import Side, side_of
 from pytest_attnaccept.errors import CandidateError, EngineError
 from pytest_attnaccept.measurement import Fact, Measured, Refusal, Threshold
@@ -51,28 +52,26 @@ class _Found:
     """A control and what became of it."""
 
     name: str
-    point: Point
-    wanted: Verdict
+    verdict: Verdict
+    words: str
+    row: Mapping[str, object]
 
     @property
     def right(self) -> bool:
-        return self.point.verdict is self.wanted
+        return self.verdict is Verdict.FAIL
 
 
 def measure(session: ModelSession, params: Params) -> Measured:
     """Run the controls of this stack on the model under test."""
     given = Params(check=params.check, given={**DEFAULTS, **params.given})
     length = context_tokens(session, given, tier=given.number("tier", 1.0))
+    itself = _against_itself(session, given, length)  # first: a baseline that cannot be asked is no missing control
     try:
-        bad = [
-            _Found(name=name, point=_walk(session, given, side, length, name), wanted=Verdict.FAIL)
-            for name, side in _known_bad(session, length)
-        ]
+        bad = [_found(session, given, side, length, name) for name, side in _known_bad(session, length)]
         random = _random(session, given, length)
     except (EngineError, CandidateError) as error:
         reason = f"the controls cannot be applied to this model: {error}"
         return Measured(refusals=(Refusal(verdict=Verdict.NOT_APPLICABLE, reason=reason),))
-    itself = _against_itself(session, given, length)
     own = None if random is None else _walk(session, given, session.candidate, length, "candidate")
     refusals = [*_blunt(bad), *_no_better(own, random)]
     return Measured(
@@ -86,8 +85,20 @@ def measure(session: ModelSession, params: Params) -> Measured:
         facts=(*_facts(bad, own, random, itself), soundness_fact(session, session.baseline)),
         refusals=tuple(refusals),
         data_digest=itself.digest,
-        details={"controls": {f.name: _row(f.point) for f in bad} | ({} if random is None else {"random": _row(random)})},
+        details={"controls": {f.name: f.row for f in bad} | ({} if random is None else {"random": _row(random)})},
     )  # fmt: skip
+
+
+def _found(session: ModelSession, given: Params, side: Side, length: int, name: str) -> _Found:
+    """Run a known-bad control; one that gives NaN is rejected by that, and is no fault of the candidate."""
+    try:
+        point = _walk(session, given, side, length, name)
+    except NonFiniteError as error:
+        return _Found(
+            name=name, verdict=Verdict.FAIL, words=f"FAIL, {error}", row={"verdict": "FAIL", "why": str(error)}
+        )
+    words = f"{point.verdict.value}, loss {point.loss:+.4f}"
+    return _Found(name=name, verdict=point.verdict, words=words, row=_row(point))
 
 
 def _walk(session: ModelSession, given: Params, side: Side, length: int, name: str) -> Point:
@@ -121,7 +132,11 @@ def _random(session: ModelSession, given: Params, length: int) -> Point | None:
         return None
     # What else is in the stack stays: only the choice of the entries is exchanged.
     rest = {m.name: k for m, k in session.stack if m.applies and budget_in(k) is None}
-    return _walk(session, given, _applied(session, {"random_eviction": {"kv_budget": share}, **rest}), length, "random")
+    side = _applied(session, {"random_eviction": {"kv_budget": share}, **rest})
+    try:
+        return _walk(session, given, side, length, "random")
+    except NonFiniteError:
+        return None  # nothing to be better than
 
 
 def _against_itself(session: ModelSession, given: Params, length: int) -> Point:
@@ -161,7 +176,7 @@ def better_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def _blunt(bad: Sequence[_Found]) -> list[Refusal]:
     if any(found.right for found in bad):
         return []
-    words = "; ".join(f"{f.name}: {f.point.verdict.value}, loss {f.point.loss:+.3f}" for f in bad)
+    words = "; ".join(f"{f.name}: {f.words}" for f in bad)
     reason = f"no known-bad control is rejected on this model and these contexts ({words}): this gate cannot fail here"
     return [Refusal(verdict=Verdict.INVALID, reason=reason)]
 
@@ -180,7 +195,7 @@ def _no_better(own: Point | None, random: Point | None) -> list[Refusal]:
 
 
 def _facts(bad: Sequence[_Found], own: Point | None, random: Point | None, itself: Point) -> list[Fact]:
-    facts = [Fact(name=f"known_bad[{f.name}]", value=f"{f.point.verdict.value}, loss {f.point.loss:+.4f}") for f in bad]
+    facts = [Fact(name=f"known_bad[{f.name}]", value=f.words) for f in bad]
     facts.append(Fact(name="baseline_against_itself", value=round(itself.loss, 6), unit="accuracy"))
     if own is None or random is None:
         return facts

@@ -101,8 +101,12 @@ def documents(session: ModelSession, params: Params, *, count: int, length: int,
     if source != "builtin" and first:
         texts = texts[::-1]
     rows: list[Tensor] = []
+    seen: set[tuple[int, ...]] = set()
     for text in texts:
         ids = encode(loaded.tokenizer, text)[:room]
+        if tuple(ids) in seen:
+            continue  # the document is the independent unit: the same one again is no further evidence
+        seen.add(tuple(ids))
         # Generated documents may fall short by 2 %; a document of a file must fill the length.
         if len(ids) == room or (source == "builtin" and len(ids) > continuation + 1):
             rows.append(to_row(loaded, ids))
@@ -128,7 +132,10 @@ def split_documents(path: Path) -> list[str]:
     """Return the documents of a text file, by WikiText article headings, else by form feeds, else the whole file."""
     if not path.is_file():
         raise ContractError(f"text={str(path)!r} is neither 'builtin' nor a file")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise ContractError(f"text={str(path)!r} cannot be read as UTF-8 text: {error}") from error
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _HEADING.match(line)]
     if len(starts) > 1:

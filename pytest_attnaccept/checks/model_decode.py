@@ -7,6 +7,7 @@ runs of one row.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,9 +17,11 @@ from torch.nn.functional import kl_div
 from pytest_attnaccept.checks.model_evidence import pattern_of
 from pytest_attnaccept.checks.model_storage import Moment, gates_of, moment
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.through_cache import Pattern, extend, prefill
+from pytest_attnaccept.engines.storage import visible_entries
+from pytest_attnaccept.engines.through_cache import Pattern, State, extend, prefill
 from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.measurement import Fact, Gate, Threshold
+from pytest_attnaccept.methods.claims import budget_entries
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
@@ -28,6 +31,8 @@ __all__ = ["DECODED", "batch_gates", "decode_gates"]
 DECODED = 160  # tokens, one per call: longer than residual windows and eviction intervals of 32, 64 and 128
 _STOPS = (32, 96, DECODED)
 _LEAST_CONTEXT = 32
+# policy: three times are a habit; the pauses of a choice by content vary by less than a factor of two
+_EVICTIONS, _MUCH_LONGER = 3, 2
 _WINDOW = 32  # tokens at either end of the decode that are compared
 # policy: a nat per token is a lost continuation; a method that costs that much from the start may cost four times as much
 _LOST, _DRIFT = 1.0, 4.0
@@ -54,15 +59,19 @@ def decode_gates(session: ModelSession, row: Tensor, context: int) -> tuple[list
     kept: list[Tensor] = []
     with session.candidate.running():
         state = prefill(session.candidate, ids[:, :length], one)
-        for start, stop in itertools.pairwise((0, *stops)):
-            kept.append(extend(session.candidate, state, ids[:, length + start : length + stop]))
-            found.append(moment(session.candidate, state, f"after {stop} decoded tokens"))
+        held = [_entries(state)]
+        for at in range(stops[-1]):
+            kept.append(extend(session.candidate, state, ids[:, length + at : length + at + 1]))
+            held.append(_entries(state))
+            if at + 1 in stops:
+                found.append(moment(session.candidate, state, f"after {at + 1} decoded tokens"))
     with session.baseline.running():
         for stop in stops:
             base.append(_whole(session, ids[:, : length + stop]))
         state = prefill(session.baseline, ids[:, :length], one)
         plain = extend(session.baseline, state, ids[:, length:], step=_step(session))
     gates: list[Gate] = list(gates_of(session, base, {"decode": found}, length))
+    gates += _stops_evicting(session, held, length)
     change = _divergence(torch.cat(kept, dim=1), plain)
     if change is not None and stops == _STOPS:
         first, last = float(change[:, :_WINDOW].mean()), float(change[:, -_WINDOW:].mean())
@@ -73,6 +82,39 @@ def decode_gates(session: ModelSession, row: Tensor, context: int) -> tuple[list
             seems="the method breaks while decoding",
         ))  # fmt: skip
     return gates, [Fact(name="decoded_tokens", value=stops[-1])]
+
+
+def _entries(state: State) -> list[int | None]:
+    return [visible_entries(layer) for layer in getattr(state.cache, "layers", None) or []]
+
+
+def _stops_evicting(session: ModelSession, held: Sequence[Sequence[int | None]], length: int) -> list[Gate]:
+    """Return a gate on layers that evict while they decode and then no more; `held` are entries per token and layer.
+
+    A share is a share of the context, and what follows may be kept whole; a number is gated by its limit. But who has
+    evicted three times among these tokens and then keeps everything for much longer than between any two of those times,
+    until more is stored than the share of all tokens, has stopped: 160 tokens show the start of what will fill a memory.
+    """
+    share = session.claim.budget
+    if not isinstance(share, float) or len(held) < 2:
+        return []
+    worst, place = (0.0, float(_WINDOW)), ""
+    for number, column in enumerate(zip(*held, strict=False)):
+        counts = [n for n in column if n is not None]
+        if len(counts) != len(held) or counts[-1] <= budget_entries(share, length + len(held) - 1):
+            continue
+        gone = [at for at, (before, after) in enumerate(itertools.pairwise(counts), start=1) if after <= before]
+        if len(gone) < _EVICTIONS:
+            continue
+        quiet, longest = len(held) - 1 - gone[-1], max(b - a for a, b in itertools.pairwise((0, *gone)))
+        limit = float(max(_WINDOW, _MUCH_LONGER * longest))
+        if quiet / limit > worst[0] / worst[1]:
+            worst, place = (float(quiet), limit), f"layer {number}, entries {counts[gone[-1]]} to {counts[-1]}"
+    return [Threshold(
+        name="eviction_goes_on", value=worst[0], limit=worst[1], unit="tokens without an eviction", n=len(held) - 1,
+        where=place, origin=f"policy: {_MUCH_LONGER} times the longest pause before, {_WINDOW} tokens at least",
+        seems="an eviction that stops",
+    )]  # fmt: skip
 
 
 def _step(session: ModelSession) -> int:

@@ -70,6 +70,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     return Measured(
         gates=tuple(gates),
         facts=(
+            Fact(name="certified_to", value=min(row.shape[1] for row in data.rows), unit="tokens"),
             Fact(name="context", value=length - data.continuation, unit="tokens"),
             soundness_fact(session, session.baseline),
         ),

@@ -100,11 +100,8 @@ def _losses(
 
 def _lengths(session: ModelSession, given: Params) -> list[tuple[float, int]]:
     """Return (tier, tokens), shortest first; tiers that a cap makes equal are measured once."""
-    tiers = given.given["tiers"]
-    if not isinstance(tiers, (list, tuple)) or not tiers:
-        raise ContractError(f"{given.check}: tiers={tiers!r} must be a list of multiples of the trained length")
     found: dict[int, float] = {}
-    for tier in sorted(float(tier) for tier in tiers):
+    for tier in sorted(given.numbers("tiers", (1.0,))):
         found.setdefault(context_tokens(session, given, tier=tier), tier)
     return [(tier, length) for length, tier in found.items()]
 
@@ -140,12 +137,15 @@ def items_of(session: ModelSession, given: Params, length: int) -> tuple[list[Ta
 
 
 def _chance(items: Sequence[TaskItem], score: str) -> float:
-    """Return the score of a blind guesser: of the whole family, or of one who picks among answer and foils."""
+    """Return the mean score of a blind guesser: of the whole family, or of one who picks among answer and foils.
+
+    A mean, as the baseline's score is one: yes-or-no questions among many others are no coin flip for the whole.
+    """
     if score != "choice":
-        return max(item.chance for item in items)
+        return _mean([item.chance for item in items for _ in item.questions])
     if any(not question.foils for item in items for question in item.questions):
         raise ContractError("score: choice needs foils, and this family has questions without them")
-    return max(question.choice_chance for item in items for question in item.questions)
+    return _mean([question.choice_chance for item in items for question in item.questions])
 
 
 def _gates(items: Sequence[TaskItem], base: Rows, cand: Rows, score: str, cell: str, length: int) -> list[PairedScores]:

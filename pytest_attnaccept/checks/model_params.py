@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Params:
     def number(self, name: str, default: float, *, low: float = 0.0) -> float:
         """Return a number greater than `low`."""
         value = self.given.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > low:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > low and math.isfinite(value)):
             raise ContractError(f"{self.check}: {name}={value!r} must be a number greater than {low:g}")
         return float(value)
 

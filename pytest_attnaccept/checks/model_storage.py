@@ -19,7 +19,7 @@ from pytest_attnaccept.methods.claims import Claim
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Moment", "gates_of", "kept_original", "moment", "moments", "unreadable"]
+__all__ = ["Moment", "gates_of", "kept_original", "moment", "moments", "promised_entries", "unreadable"]
 
 # derived: one float32 score and one int32 position per entry and KV head is all the bookkeeping an eviction needs
 _BOOKKEEPING_BYTES = 8
@@ -63,7 +63,7 @@ def moment(side: Side, state: State, words: str, rows: int = 1) -> Moment:
     if declared is not None:
         try:
             layers = _declared(declared(state.cache), layers)
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        except Exception as error:  # the boundary to foreign code
             raise CandidateError(f"kv_footprint of the {side.name} raised {type(error).__name__}: {error}") from error
     return Moment(words=words, tokens=state.seen, layers=tuple(layers), rows=rows)
 
@@ -86,11 +86,16 @@ def gates_of(
     """Yield one entry gate and one byte gate per pattern and moment: the worst layer decides."""
     for name, pair in found.items():
         for held, reference in zip(pair, base, strict=True):
-            entries = session.claim.entries(context, held.tokens - context)
+            entries = promised_entries(session, context, held.tokens - context)
             where = f"{name}, {held.words}"
             if any(layer.entries is not None for layer in held.layers):
                 yield _entry_gate(session.claim, held, reference, entries, where)
             yield _byte_gate(session, held, reference, entries, where)
+
+
+def promised_entries(session: ModelSession, context: int, continuation: int = 0) -> int:
+    """Return the most entries that a layer may hold under every claim of the stack: a share and a number both hold."""
+    return min((claim.entries(context, continuation) for claim in session.claims), default=context + continuation)
 
 
 def _grows(layer: LayerStorage, tokens: int) -> bool:
@@ -176,7 +181,7 @@ def kept_original(claim: Claim, base: tuple[Moment, Moment], found: tuple[Moment
 
 def unreadable(session: ModelSession, base: Moment, moment: Moment) -> str:
     """Say so when far less is stored than what is promised to be kept: the storage is somewhere that cannot be read."""
-    entries = session.claim.entries(moment.tokens)
+    entries = promised_entries(session, moment.tokens)
     if entries < _FEW_ENTRIES:
         return ""
     promised = sum(_byte_limit(session, layer, base.tokens, entries) for layer in base.layers)

@@ -138,3 +138,60 @@ def test_the_methods_of_this_package_keep_their_promise_everywhere(toy, name, kn
     with open_session(baseline=toy, stack=stack(name, **knobs)) as session:
         found = session.measure("needle", {**ASK, "contexts": 3, "tier": 0.25, "patterns": (pattern,)})
     assert found.refusals == ()
+
+
+class StopsEvicting(PolicyLayer):
+    """Evicts while the context is short, and keeps everything from 140 tokens on."""
+
+    def _evict(self, keys):
+        if self.seen < 140:
+            super()._evict(keys)
+
+
+class Every(PolicyLayer):
+    """Evicts every so many tokens, as engines do that work in pages."""
+
+    interval = 64
+
+    def _evict(self, keys):
+        if self.seen < 70 or self.seen % self.interval == 0:
+            super()._evict(keys)
+
+
+class EverySecondPage(Every):
+    interval = 32
+
+
+class OnlyThePrompt(PolicyLayer):
+    """Compresses the prompt and keeps what is decoded, as SnapKV does: a share is a share of the context."""
+
+    def _evict(self, keys):
+        if keys is not None and keys.shape[2] == self.seen:  # everything came in this call
+            super()._evict(keys)
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.9])
+def test_an_eviction_by_share_that_stops_while_decoding(toy, budget):
+    side = candidate(toy, StopsEvicting, budget)
+    with open_session(candidate=side, baseline=toy, stack=stack("streaming_llm", kv_budget=budget)) as session:
+        decision = decide(session.measure("footprint", SHORT), {})
+    assert decision.verdict is Verdict.FAIL
+    assert "looks like an eviction that stops" in decision.headline
+
+
+@pytest.mark.parametrize("layer", [PolicyLayer, Every, EverySecondPage, OnlyThePrompt])
+def test_evictions_that_pause_or_end_with_the_prompt_do_not_stop(toy, layer):
+    side = candidate(toy, layer)
+    with open_session(candidate=side, baseline=toy, stack=stack("streaming_llm", kv_budget=0.5)) as session:
+        decision = decide(session.measure("footprint", {**SHORT, "tier": 0.25}), {})
+    assert decision.verdict is Verdict.PASS, decision.headline
+
+
+def test_a_share_and_a_number_both_hold(toy):
+    """The stack's two evictions promise a tenth and 200 entries: a cache of 64 of 128 entries keeps one promise only."""
+    both = [*stack("h2o", kv_budget=0.1), *stack("streaming_llm", kv_budget=100)]
+    for order in (both, both[::-1]):
+        with open_session(candidate=candidate(toy, PolicyLayer), baseline=toy, stack=order) as session:
+            decision = decide(session.measure("footprint", {"tier": 0.5, "patterns": ("one-shot",)}), {})
+        assert decision.verdict is Verdict.FAIL
+        assert "entries" in decision.headline

@@ -113,9 +113,14 @@ def load_items(
 
 def _converted(family: DataFamily, row: Mapping[str, Any], fit: Callable[[str], int]) -> Example:
     try:
-        return family.convert(row, fit)
+        example = family.convert(row, fit)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RowError(f"not a row of this data set ({type(error).__name__}: {error})") from error
+    if not example.context.strip():
+        raise RowError("the context is empty")
+    if any(not reference.strip() for question in example.questions for reference in question.expected):
+        raise RowError("a reference is empty")  # it would be contained in every answer
+    return example
 
 
 def _fitted(family: DataFamily, example: Example, fit: Callable[[str], int], target: int) -> tuple[Example, int]:

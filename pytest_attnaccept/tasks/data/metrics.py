@@ -71,7 +71,7 @@ def _first_line(score: Callable[[Question, str], Score]) -> Callable[[Question, 
 
 def _exact_match(question: Question, text: str) -> Score:
     found = normalised(text.lstrip().split("\n")[0])
-    return _best(question, lambda r: float(found == normalised(r)), bool(found))
+    return _best(question, lambda r: float(bool(found) and found == normalised(r)), bool(found))
 
 
 def _rouge(split: Callable[[str], list[str]]) -> Callable[[Question, str], Score]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,14 @@ def read_rows(source: str) -> Rows:
     if path.suffix in _TABLES:
         kind = _TABLES[path.suffix]
         return _collected(_with_datasets(source, lambda d: d.load_dataset(kind, data_files=source, split="train")))
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+        plain = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ContractError(f"data: {source} cannot be read: {type(error).__name__}: {error}") from error
     digest = hashlib.sha256(content).hexdigest()[:16]
-    plain = gzip.decompress(content) if path.suffix == ".gz" else content
     table = path.name.removesuffix(".gz").endswith(".tsv")
-    rows, rejected = _lines(plain.decode("utf-8"), table=table)
+    rows, rejected = _lines(plain, table=table)
     if not rows:
         raise ContractError(f"data: {source} holds no readable row ({len(rejected)} broken ones)")
     return Rows(rows=tuple(rows), rejected=tuple(rejected), digest=digest, known=KNOWN.get(digest, ""))
@@ -94,7 +98,7 @@ def _lines(text: str, *, table: bool) -> tuple[list[tuple[int, Mapping[str, Any]
     if not table and text.lstrip().startswith("["):
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ContractError(f"data: not valid JSON: {error}") from error
         numbered = list(enumerate(values, start=1))
     else:
@@ -105,8 +109,8 @@ def _lines(text: str, *, table: bool) -> tuple[list[tuple[int, Mapping[str, Any]
             continue
         try:
             row = json.loads(value) if isinstance(value, str) else value
-        except json.JSONDecodeError as error:
-            rejected.append(Rejected(row=number, reason=f"not valid JSON: {error.msg}"))
+        except (ValueError, RecursionError) as error:
+            rejected.append(Rejected(row=number, reason=f"not valid JSON: {getattr(error, 'msg', error)}"))
             continue
         if isinstance(row, Mapping):
             rows.append((number, row))
