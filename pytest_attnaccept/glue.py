@@ -156,6 +156,10 @@ def collected(session: pytest.Session, gate: GateSession) -> None:
             for line in plan_lines(gate.plan(), gate.profile):
                 reporter.write_line(line)
     elif _runs_tests(session.config):
+        selected = {item.stash[SPEC].planned.id for item in session.items if SPEC in item.stash}
+        for item in gate.plan().items:
+            if item.id not in selected:
+                gate.unmeasured.setdefault(item.id, "not selected")
         with _writing(session.config, gate):
             gate.write_plan()
 

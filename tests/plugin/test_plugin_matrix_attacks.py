@@ -25,6 +25,7 @@ def release(project: Project) -> Project:
 def test_cells_named_by_node_id_are_a_part_of_what_ships(release: Project, cells: tuple[str, ...]) -> None:
     out = release.run(GATE, *cells)
     assert (out.ret, out.gate, len(out.verdicts), out.passed) == (1, "INCOMPLETE", CELLS * N, len(cells) * N)
+    assert out.headline("release.accept.yaml::gqa.only-w4a16[needle-1x]").endswith("not measured: not selected")
 
 
 def test_cells_named_by_node_id_complete_a_resumed_run(release: Project) -> None:
