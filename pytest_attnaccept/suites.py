@@ -206,6 +206,8 @@ def _option(options: Node, name: str, registry: Registry) -> StackEntry | None:
     if declared is not None and declared != method.kind.value:
         raise entry.error(f"kind: {method.name} is {method.kind.value}, not {declared}", "kind")
     checkpoint = entry.typed("checkpoint", str)
+    if checkpoint is not None and not checkpoint.strip():
+        raise entry.error(f"checkpoint: {checkpoint!r} names no model", "checkpoint")
     if not method.applies and checkpoint is None:
         raise entry.error(
             f"{method.name} cannot be applied to a model by this package, so a suite cannot measure it: name a checkpoint that"

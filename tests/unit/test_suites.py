@@ -111,3 +111,12 @@ def test_shipped_suites_can_be_read() -> None:
     assert files
     for path in files:
         assert load_suite(path, Registry.builtin()).cells
+
+
+@pytest.mark.parametrize("checkpoint", ['""', '" "'])
+def test_a_checkpoint_without_a_name_is_refused(tmp_path: Path, checkpoint: str) -> None:
+    with pytest.raises(SchemaError, match="names no model"):
+        suite(
+            tmp_path,
+            f"{HEAD}factors: {{w: {{w4: {{method: w4a16, checkpoint: {checkpoint}}}}}}}\nships: {{a: {{w: w4}}}}\n",
+        )
