@@ -370,6 +370,15 @@ def test_every_claim_gets_an_answer(claim, says, capsys):
     assert says in capsys.readouterr().out
 
 
+def test_one_ratio_alone_counts_nothing_twice(capsys):
+    assert budget_main([*STEP, "--kv-gb", "2", "--kv-ratio", "4", "--claim", "4"]) == 1
+    out = capsys.readouterr().out
+    assert "twice" not in out
+    assert "more than once" not in out
+    assert "the ratio of 4.00x holds for a part of the bytes only" in out
+    assert "(1.11x): the ratio that was given holds for a part of the bytes only" in out
+
+
 def test_one_claim_that_holds_does_not_hide_one_that_does_not():
     assert budget_main([*BOTH, "--claim", "2.14", "--claim-saved-gb", "8"]) == 0
     assert budget_main([*BOTH, "--claim", "8", "--claim-saved-gb", "8"]) == 1
