@@ -1,15 +1,21 @@
 """Stacks whose members are not all applied, and cells that are compared although they do not belong together."""
 
+import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pytest_attnaccept.accept import Accept
+from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.errors import ContractError
+from pytest_attnaccept.methods.stack import apply_stack
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
+from pytest_attnaccept.taxonomy import Kind, Layer, Method, Surface
 
 REGISTRY = Registry.builtin()
 
@@ -45,3 +51,53 @@ def test_a_checkpoint_beside_a_cache_method_keeps_its_weights():
     side = changed(entry("checkpoint_conversion", "toy-mha"), entry("kv8"))
     assert torch.equal(weights(side), weights(load(parse_spec("toy-mha", "test"))))
     assert side.cache is not None
+
+
+def brings_weights(model, knobs):
+    return Candidate(model=torch.nn.Identity())
+
+
+def brings_a_cache(model, knobs):
+    return Candidate(cache=dict)
+
+
+def brings_eager(model, knobs):
+    return Candidate(attn_implementation="eager")
+
+
+def brings_sdpa(model, knobs):
+    return Candidate(attn_implementation="sdpa")
+
+
+def brings_a_footprint(model, knobs):
+    return Candidate(kv_footprint=lambda cache: [])
+
+
+def brings_a_context(model, knobs):
+    return Candidate(context=nullcontext)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("brings_weights", "brings_a_context"),
+        ("brings_a_context", "brings_a_cache"),
+        ("brings_weights", "brings_a_cache"),
+        ("brings_a_cache", "brings_a_cache"),
+        ("brings_eager", "brings_sdpa"),
+        ("brings_a_footprint", "brings_a_context"),
+    ],
+    ids="+".join,
+)
+def test_a_stack_of_own_methods_never_loses_a_member(parts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_methods", SimpleNamespace(**{p: globals()[p] for p in parts}))
+    methods = [
+        Method(
+            name=f"own{i}", kind=Kind.APPROXIMATE, layer=Layer.NUMERICS, surface=Surface.MODEL, note="",
+            applies=f"own_methods:{part}",
+        )
+        for i, part in enumerate(parts)
+    ]  # fmt: skip
+    plain = load(parse_spec("toy-mha", "test"))
+    with pytest.raises(ContractError, match="cannot be stacked"):
+        apply_stack(plain.model, [(method, {}) for method in methods])
