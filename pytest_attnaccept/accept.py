@@ -358,7 +358,7 @@ class Accept:
         named = "checkpoint of " + ", ".join(e.method.name for e in self._spec.stack)
         spec = parse_spec(str(self._spec.checkpoint), named)
         loaded = load(spec, device=self._device(None), dtype=self._gate.options.dtype)
-        if not (rest := [(e.method, e.knobs) for e in self._spec.stack if e.method.applies and e.checkpoint is None]):
+        if not (rest := [(e.method, e.knobs) for e in self._spec.stack if e.checkpoint is None]):
             return loaded
         around = apply_stack(loaded.model, rest, seed=self._seed).candidate  # its weights may be others
         return replace(around, model=loaded if around.model is None else replace(loaded, model=around.model))

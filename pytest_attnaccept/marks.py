@@ -93,7 +93,8 @@ def declared(marks: Iterable[MarkLike], registry: Registry, *, wants_accept: boo
 def _carried(entry: StackEntry, ours: Sequence[MarkLike], registry: Registry, checkpoint: str | None) -> StackEntry:
     """Return the entry with the checkpoint that carries it: its weights are measured, not quantized a second time."""
     own = [m for m in ours if "checkpoint" in m.kwargs and registry.find(m.kwargs.get("method")) is entry.method]
-    return replace(entry, checkpoint=checkpoint) if own and entry.method.name in _IN_WEIGHTS else entry
+    carried = entry.method.name in _IN_WEIGHTS or not entry.method.applies
+    return replace(entry, checkpoint=checkpoint) if own and carried else entry
 
 
 def _entry(mark: MarkLike, registry: Registry, where: str) -> StackEntry:

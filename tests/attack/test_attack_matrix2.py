@@ -12,6 +12,7 @@ from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
 from pytest_attnaccept.errors import ContractError
+from pytest_attnaccept.marks import declared
 from pytest_attnaccept.methods.stack import apply_stack
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
@@ -51,6 +52,24 @@ def test_a_checkpoint_beside_a_cache_method_keeps_its_weights():
     side = changed(entry("checkpoint_conversion", "toy-mha"), entry("kv8"))
     assert torch.equal(weights(side), weights(load(parse_spec("toy-mha", "test"))))
     assert side.cache is not None
+
+
+def marked(*marks):
+    ours = [SimpleNamespace(name="optimization", args=(), kwargs=kwargs) for kwargs in marks]
+    return declared(ours, REGISTRY, wants_accept=True, where="t.py::test_x").stack
+
+
+@pytest.mark.parametrize("lost", ["flash_attention", "mamba"])
+def test_a_member_that_is_neither_applied_nor_in_the_checkpoint_is_not_passed_over(lost):
+    stack = marked({"method": lost}, {"method": "checkpoint_conversion", "checkpoint": "toy-mha"})
+    with pytest.raises(ContractError, match=f"{lost} cannot be applied"):
+        changed(*stack)
+
+
+@pytest.mark.parametrize("method", ["mamba", "gqa", "w4a16"])
+def test_what_the_checkpoint_carries_is_measured_as_it_is(method):
+    side = changed(*marked({"method": method, "checkpoint": "toy-mha"}))
+    assert torch.equal(weights(side), weights(load(parse_spec("toy-mha", "test"))))
 
 
 def brings_weights(model, knobs):

@@ -158,7 +158,7 @@ def test_surface_in_source(function: object, surface: Surface | None) -> None:
     [
         ([("w4a16", "q")], []),
         ([("kv4", None), ("w4a16", "q")], ["kv4"]),
-        ([("w4a16", None), ("checkpoint_conversion", "c")], ["checkpoint_conversion", "w4a16"]),
+        ([("w4a16", None), ("checkpoint_conversion", "c")], ["w4a16"]),
         ([("kv8", "c")], ["kv8"]),
         ([("w8a8", None), ("w8a8", "q")], []),
     ],
