@@ -23,11 +23,13 @@ def main() -> int:
     parser.add_argument("profile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--expect", default="PASS", help="verdict of the run, fixed before it")
+    parser.add_argument("--out", help="keep the records there, and go on with what is there (--accept-resume)")
     parser.add_argument("--only", help="pytest -k expression for a trial; nothing is stored")
     args = parser.parse_args()
     given = [args.suite, f"--accept-profile={args.profile}", f"--accept-seed={args.seed}"]
-    with tempfile.TemporaryDirectory() as folder:
-        more = ["-k", args.only] if args.only else []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.out or temporary
+        more = [*(["-k", args.only] if args.only else []), *(["--accept-resume"] if args.out else [])]
         command = [
             sys.executable,
             "-m",
@@ -45,7 +47,7 @@ def main() -> int:
         table = subprocess.run(report, cwd=ROOT, capture_output=True, text=True, check=False)
     text = (
         f"`pytest {' '.join(given)}` at commit {COMMIT}, exit status {run.returncode},"
-        f" {spent.ru_utime + spent.ru_stime:.0f} CPU seconds (costs in the table are seconds of a shared machine)\n\n"
+        f" {spent.ru_utime + spent.ru_stime:.0f} CPU seconds{' in the last run that went on with stored records' if args.out else ''} (costs in the table are seconds of a shared machine)\n\n"
         + table.stdout.replace(folder, "DIR")
     )
     print(text, table.stderr, run.stdout[-2000:] if not table.stdout else "")
