@@ -77,12 +77,11 @@ def note_skipped(collector: pytest.File | pytest.Directory) -> None:
 
 def note_ignored(config: pytest.Config, path: Path) -> None:
     """Keep a run from passing when ``--ignore`` or ``collect_ignore`` hides a suite or a file with gated tests."""
-    if path.is_dir() and (
-        any(fnmatch(path.name, p) for p in config.getini("norecursedirs")) or (path / "pyvenv.cfg").is_file()
-    ):
-        return  # no folder of tests, whatever it holds
     if path.is_file() and not _is_test_file(config, path):
         return
+    environment = any((path / mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+    if path.is_dir() and (environment or any(fnmatch(path.name, p) for p in config.getini("norecursedirs"))):
+        return  # no folder of tests, whatever it holds
     problems = gate_of(config).problems
     for file in _gated_files(config, path):
         shown = file.relative_to(config.rootpath) if config.rootpath in file.parents else file
