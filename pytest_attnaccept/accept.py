@@ -242,11 +242,12 @@ class Accept:
             self.failure = error
             raise
         except EngineError as error:
-            return self._end(_decision(Verdict.INCOMPLETE, str(error)), Measured(), {}, started, error)
+            missing = _decision(Verdict.INCOMPLETE, str(error))  # its cause is pages of a library that looked for a file
+            return self._end(missing, Measured(), {}, started)
         except (Exception, SystemExit) as error:  # a candidate must not end the process either
             cause = error.__cause__ or error
             text = str(error) if isinstance(error, AttnAcceptError) else f"{type(error).__name__}: {error}"
-            said = text if text.startswith("the candidate") else f"the candidate raised {text}"
+            said = text if "the candidate" in text.split(" raised")[0] else f"the candidate raised {text}"
             return self._end(_decision(Verdict.FAIL, said), Measured(), {}, started, cause)
         decision = decide(measured, self._spec.profile.limits, alpha=self._spec.profile.alpha, family=self._gate.family)
         bound = {**self._bound(candidate, fingerprint), "data": measured.data_digest}
@@ -313,8 +314,7 @@ class Accept:
     def _raise(self, decision: Decision, cause: BaseException | None) -> NoReturn:
         __tracebackhide__ = True
         headline = self.record.headline if self.record is not None else decision.headline
-        text = f"{headline}\n{decision.body}" if decision.body else headline
-        self.failure = AcceptanceFailure(text)
+        self.failure = AcceptanceFailure("\n".join(filter(None, (headline, decision.body))))
         raise self.failure from cause
 
     def _note(self, verdict: Verdict, headline: str, started: float) -> None:

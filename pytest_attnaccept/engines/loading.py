@@ -12,7 +12,7 @@ import torch
 from pytest_attnaccept.engines.smollm2 import HUB_NAME, converted_directory, gguf_file, quiet
 from pytest_attnaccept.engines.specs import EMBEDDED, SMOLLM2, ModelSpec, embedded_path
 from pytest_attnaccept.engines.twins import mha_twin
-from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError
+from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError, suggest
 
 __all__ = ["LoadedModel", "load", "load_tokenizer", "resolve_dtype", "trained_length"]
 
@@ -98,6 +98,14 @@ def _location(spec: ModelSpec) -> str:
     if spec.source == SMOLLM2:
         packed = gguf_file()
         return str(converted_directory(packed)) if packed is not None else HUB_NAME
+    place = Path(spec.source)
+    if spec.source.startswith(("./", "../", "/", "~")) and not place.is_dir():
+        # transformers would take it for a name on the Hub and answer with pages of network errors
+        near = suggest(place.name, [p.name for p in place.parent.glob("*/") if p.is_dir()])
+        raise EngineError(
+            f"model {spec.spec!r}: no such folder, seen from {Path.cwd()}.{near} A model folder holds config.json, the weights"
+            " and the tokenizer"
+        )
     return spec.source
 
 

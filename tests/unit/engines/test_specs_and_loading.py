@@ -100,6 +100,14 @@ def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):
         load(parse_spec(str(tmp_path)))
 
 
+@pytest.mark.parametrize("twin", ["", "mha-twin:"])
+def test_a_folder_that_is_not_there_names_its_neighbour(tmp_path, twin):
+    (tmp_path / "my-model").mkdir()
+    with pytest.raises(EngineError, match=r"no such folder, seen from .* Did you mean 'my-model'\?") as found:
+        load(parse_spec(f"{twin}{tmp_path}/my-modle"))
+    assert found.value.__cause__ is None
+
+
 def test_the_trained_length_comes_from_the_side_file_first(toy, tmp_path):
     assert toy.trained_length == 256
     (tmp_path / "attnaccept.json").write_text(json.dumps({"trained_length": 77}), encoding="utf-8")
