@@ -15,6 +15,7 @@ Positions
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -155,8 +156,18 @@ def _blame(
 
 
 def _effect(record: Record | None, name: str) -> float | None:
+    """Return the loss of a cell in one quantity; where patterns were screened, in the pattern that is worst for that cell."""
     metrics: Sequence[Metric] = record.metrics if record is not None else ()
-    return next((m.effect for m in metrics if m.name == name), None)
+    exact = next((m.effect for m in metrics if m.name == name), None)
+    if exact is not None:
+        return exact
+    like = [m.effect for m in metrics if _pattern_free(m.name) == _pattern_free(name) and m.p_pass is not None]
+    return like[0] if len(like) == 1 else None
+
+
+def _pattern_free(name: str) -> str:
+    """Return a quantity without its call pattern: screening gates each cell in its own worst one."""
+    return re.sub(r"\[(?:one-shot|token|warm-prefix|batch(?:-left|-right)?|chunk-\d+)\]$", "", name)
 
 
 def unmeasured_singles(

@@ -57,7 +57,9 @@ def contrast_of(metric: Metric, full: Record, alone: Mapping[str, Record | None]
     singles = [r for r in alone.values() if r is not None]
     kept = [_kept(r, metric.name) for r in (full, *singles)]
     if any(k is None for k in kept):
-        return Contrast(compounds=None, text="interaction undecided: a record holds no losses by document")
+        elsewhere = all(isinstance(r.details.get("losses"), Mapping) and r.details["losses"] for r in (full, *singles))
+        why = "the cells are worst in different call patterns" if elsewhere else "a record holds no losses by document"
+        return Contrast(compounds=None, text=f"interaction undecided: {why}")
     if not same_baseline(full, singles):
         return Contrast(compounds=None, text="interaction undecided: the cells have different baselines")
     try:
