@@ -223,6 +223,7 @@ def test_the_plan_counts_lengths_beyond_the_shipped_one_with_their_own_sample(ca
 
 
 def test_the_default_beyond_the_shipped_length_is_that_of_the_check():
+    pytest.importorskip("torch")
     from pytest_attnaccept.checks import model_length_curve
     from pytest_attnaccept.reports.plan import BEYOND
 

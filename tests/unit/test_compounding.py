@@ -366,7 +366,7 @@ def test_a_bystander_is_not_named_beside_a_member_that_destroys_everything() -> 
 def in_pattern(of: Record, pattern: str) -> Record:
     """Return a record whose screening found another call pattern to be the worst."""
     name = f"perplexity[{pattern}]"
-    losses = {name: kept for kept in of.details["losses"].values()}
+    losses = {name: next(iter(of.details["losses"].values()))}
     return replace(of, metrics=(replace(of.metrics[0], name=name),), details={"losses": losses})
 
 
