@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_attnaccept.checks.model_asking import SCORES, TaskAnswer, ask
 from pytest_attnaccept.checks.model_data import context_tokens, encode
@@ -41,6 +41,7 @@ DEFAULTS: Mapping[str, object] = {
 REPEAT = "repeat:"  # label of a question that repeats an earlier one: "repeat:0" repeats the first
 
 Rows = Sequence[Sequence[TaskAnswer]]
+_Value = TypeVar("_Value")
 
 
 def measure(session: ModelSession, params: Params) -> Measured:
@@ -87,15 +88,31 @@ def _losses(
     items: Sequence[TaskItem], base: Rows, cand: Rows, score: str, cells: Sequence[PairedScores]
 ) -> dict[str, object]:
     """Return what a record keeps of every context, for comparisons between cells of a matrix."""
-    units = [item.digest[:12] for item in items]
+    first: dict[str, str] = {}
+    for item in items:
+        first.setdefault(_source(item), item.digest[:12])
+    ours, theirs = _by_source(items, base), _by_source(items, cand)
     return {
         gate.name: of_scores(
-            gate, units, baseline=[_mean([a.score(score) for a in row]) for row in base],
-            baseline_nll=[_mean([a.nll for a in row]) for row in base],
-            candidate_nll=[_mean([a.nll for a in row]) for row in cand],
+            gate, list(first.values()), baseline=[_mean([a.score(score) for a in row]) for row in ours],
+            baseline_nll=[_mean([a.nll for a in row]) for row in ours],
+            candidate_nll=[_mean([a.nll for a in row]) for row in theirs],
         )
         for gate in cells
     }  # fmt: skip
+
+
+def _source(item: TaskItem) -> str:
+    """Return what the independent unit is: the text that was read, for data with several questions about one text."""
+    return str(item.parameters.get("source", item.digest))
+
+
+def _by_source(items: Sequence[TaskItem], rows: Sequence[Sequence[_Value]]) -> list[list[_Value]]:
+    """Join the rows of items about one text, in order of first appearance."""
+    joined: dict[str, list[_Value]] = {}
+    for item, row in zip(items, rows, strict=True):
+        joined.setdefault(_source(item), []).extend(row)
+    return list(joined.values())
 
 
 def _lengths(session: ModelSession, given: Params) -> list[tuple[float, int]]:
@@ -172,6 +189,7 @@ def _gate(
     cell: str,
     length: int,
 ) -> PairedScores:
+    base, cand = _by_source(items, base), _by_source(items, cand)
     losses = [sum(a) / len(a) - sum(b) / len(b) for a, b in zip(base, cand, strict=True)]
     pairs = [(a, b) for ours, theirs in zip(base, cand, strict=True) for a, b in zip(ours, theirs, strict=True)]
     return PairedScores(
@@ -181,7 +199,7 @@ def _gate(
         chance=_chance(items, score),
         n_items=len(pairs),
         discordant=sum(a != b for a, b in pairs),
-        where=f"{items[0].task}: {len(items)} contexts of {length} tokens, {score}, {cell}",
+        where=f"{items[0].task}: {len(losses)} contexts of {length} tokens, {score}, {cell}",
     )
 
 

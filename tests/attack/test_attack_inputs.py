@@ -120,6 +120,24 @@ def test_a_few_coin_flips_do_not_make_a_family_one():
     assert _chance(items, "generated") == pytest.approx(0.05)
 
 
+def test_many_questions_about_one_text_are_one_unit(tmp_path, toy):
+    """Qasper and NarrativeQA ask ten questions about a text: ten rows, one context that an eviction spoils or not."""
+    texts = [" ".join(f"The word of case {n} is w{n}." for n in range(at, at + 5)) for at in (0, 5)]
+    rows = [
+        {"context": texts[n // 5], "input": f"What is the word of case {n}?", "answers": [f"w{n}"], "all_classes": None}
+        for n in range(10)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with open_session(baseline=toy, stack=KV8) as session:
+        measured = session.measure(
+            "long-range-longbench.qasper", {"path": str(path), "tokens": 900, "contexts": 10, "score": "teacher_forced"}
+        )
+    gate = measured.gates[0]
+    assert (len(gate.losses), gate.n_items) == (2, 10)
+    assert len(measured.details["losses"][gate.name]["units"]) == 2
+
+
 # -- benchmarks ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -79,11 +80,12 @@ def load_items(
         if count is not None and len(items) == count:
             break
         try:
-            example, shortened = _fitted(family, _converted(family, row, fit), fit, target_tokens)
+            whole = _converted(family, row, fit)
+            example, shortened = _fitted(family, whole, fit, target_tokens)
         except RowError as error:
             rejected.append(Rejected(row=number, reason=str(error)))
             continue
-        item = _item(name, example, number, target_tokens)
+        item = _item(name, example, number, target_tokens, whole.context)
         content = item.context + "".join(q.prompt + q.answer for q in item.questions)
         if content in seen:
             rejected.append(Rejected(row=number, reason="the same as an earlier row"))
@@ -152,7 +154,8 @@ def _ends(text: str, kept: int) -> str:
     return text[: (kept + 1) // 2] + (text[len(text) - kept // 2 :] if kept > 1 else "")
 
 
-def _item(name: str, example: Example, row: int, target: int) -> TaskItem:
+def _item(name: str, example: Example, row: int, target: int, text: str) -> TaskItem:
+    """Make the item; ``source`` names the text before it was cut: questions about one text are no independent evidence."""
     length = max(1, len(example.context))
     depth = example.spans[0][0] / length if example.spans else 0.0
     return make_item(
@@ -161,5 +164,5 @@ def _item(name: str, example: Example, row: int, target: int) -> TaskItem:
         questions=tuple(replace(q, depth=depth) for q in example.questions),
         key_spans=tuple(KeySpan(start=a, end=b, depth=a / length) for a, b in example.spans),
         chance=example.chance,
-        parameters={"row": row, "target_tokens": target},
+        parameters={"row": row, "target_tokens": target, "source": hashlib.sha256(text.encode()).hexdigest()[:12]},
     )
