@@ -103,7 +103,8 @@ def _from_file(path: Path) -> list[Mapping[str, Any]]:
     try:
         content = found.read_bytes()
         text = (gzip.decompress(content) if found.suffix == ".gz" else content).decode("utf-8")
-        return [json.loads(line) for line in text.split("\n") if line.strip()]  # not at the separators inside of a string
+        # Not splitlines: separators of other kinds may stand inside of a string.
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ContractError(f"humaneval: {found} cannot be read: {type(error).__name__}: {error}") from error
 
