@@ -222,7 +222,8 @@ def around_call(item: pytest.Function) -> Generator[None, object, object]:
     if raised is not None and handle is not None and not isinstance(raised, (KeyboardInterrupt, pytest.exit.Exception)):
         handle.overrule(raised, skipped=isinstance(raised, (pytest.skip.Exception, pytest.xfail.Exception)))
     if raised is not None and (handle is None or handle.record is None):
-        why = f"the test raised {type(own).__name__}: {own}" if own is not None else "the test never called accept"
+        said = "the test never called accept" if own is None else f"the test raised {type(own).__name__}"
+        why = f"{said}: {own}" if own is not None and str(own) else said
         gate_of(item.config).unmeasured[item.stash[SPEC].planned.id] = " ".join(why.split())
     if handle is not None and handle.record is not None:
         item.user_properties.extend(properties(handle.record))

@@ -156,6 +156,7 @@ LATER_APPROXIMATE = {
     "length-curve": "beyond the trained length",
     "long-range": "further task families (multi-hop, aggregation, tracking)",
     "benchmark": "lm-eval tasks paired per document",
+    "controls": "the method beats random eviction, a known-bad one is caught",
 }
 
 CHECK_REASONS: Mapping[Surface, Mapping[str, str]] = {

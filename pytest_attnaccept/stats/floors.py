@@ -43,7 +43,7 @@ def baseline_floor(base_mean: float, n: int, margin: float, chance: float = 0.0)
         over = f" over a chance level of {chance:.1%}" if chance else ""
         return (
             f"baseline scores {base_mean:.1%}{over}: it cannot lose {FLOOR_MARGINS} margins of {margin:.1%}; "
-            "use items that the baseline can answer, or a relative margin"
+            "use items that the baseline can answer"
         )
     # At chance: P(X >= correct) for guessing must be small, else the baseline shows no ability to lose.
     if chance > 0 and n > 0 and difference_cdf(round(base_mean * n), 0, n - round(base_mean * n) + 1, chance) > 0.05:
