@@ -66,6 +66,18 @@ def blame(
     named = sorted(culprits(*judged, margin), key=lambda s: list(singles).index(s.name))
     if not named:
         return f"no culprit: the loss of {_shown(full, unit)} is spread over {_listed(list(singles))}"
+    return _sentence(named, full, alone, rest, margin, unit)
+
+
+def _sentence(
+    named: Sequence[Suspect],
+    full: float,
+    alone: Mapping[str, float],
+    rest: Mapping[str, float],
+    margin: float,
+    unit: str,
+) -> str:
+    """Return who is to blame, once that is known."""
     if len(named) == 1:
         return f"{named[0].name} is the culprit: {_numbers(named[0], alone, rest, unit)}"
     if all(s.single < margin / 2 for s in named):

@@ -1,4 +1,4 @@
-"""Which layers of a model configuration keep keys and values, and for how many tokens?
+"""A model configuration -> its layers that keep keys and values, each with its window, or a refusal where it does not say.
 
 Positions
 ---------
@@ -21,8 +21,9 @@ MOST = 10**9  # no count of layers, heads or dimensions is larger; a typing mist
 _FULL = ("full_attention", "attention", "hybrid")
 _NONE = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "moe")
 _WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-_EVERY_LAYER = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
+_EVERY_LAYER = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")  # their window is every layer's
 _PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "olmo3": 4}  # every n-th layer is a full one
+_NO_ROPE_INTERVAL = 4  # Llama 4: every fourth layer has no rotary positions and attends to everything
 _OPT_IN = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")  # a window counts only with use_sliding_window
 
 
@@ -71,7 +72,7 @@ def _kinds(config: Mapping[str, Any], where: str, count: int) -> list[str]:
 def _chunked(config: Mapping[str, Any], where: str, count: int) -> list[str]:
     rotary = config.get("no_rope_layers")
     if not rotary:
-        interval = config.get("no_rope_layer_interval", 4)
+        interval = config.get("no_rope_layer_interval", _NO_ROPE_INTERVAL)
         rotary = [(i + 1) % interval for i in range(count)] if isinstance(interval, int) and interval > 0 else None
     if not isinstance(rotary, list) or len(rotary) != count:
         raise UsageError(

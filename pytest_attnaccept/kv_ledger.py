@@ -19,9 +19,10 @@ from typing import Any
 from pytest_attnaccept.errors import UnknownNameError, UsageError
 from pytest_attnaccept.kv_layers import MOST, count_of, layers_of
 
+__all__ = ["KNOWN", "KvLedger", "ledger_of"]
+
 _WIDEST = 8  # bytes of the widest value that a cache holds
 _LONGEST = 10**12  # tokens; whoever writes more has made a typing mistake
-__all__ = ["KNOWN", "KvLedger", "ledger_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,7 @@ class Plan:
             if body["schema"] != PLAN_SCHEMA:
                 raise RecordError(f"{where}: plan schema {body['schema']!r}; this version reads {PLAN_SCHEMA}")
             items = tuple(PlannedItem(**{**i, "methods": tuple(i["methods"])}) for i in body["items"])
+            # A plan without a level is older than the key, and was judged at the default one.
             plan = cls(items=items, profile=body["profile"], claim=body.get("claim", ""), alpha=body.get("alpha", 0.05))
             if not isinstance(plan.alpha, float) or not 0 < plan.alpha < 0.5:
                 raise RecordError(f"{where}: alpha={plan.alpha!r} is no level in (0, 0.5)")

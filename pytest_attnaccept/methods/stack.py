@@ -23,13 +23,8 @@ from pytest_attnaccept.taxonomy import Method
 __all__ = ["Stack", "apply_stack", "enter_context", "identity_stack", "require_capability", "stack_claim"]
 
 Entry = tuple[Method, Mapping[str, object]]
-_WHOLE = (
-    "cache",
-    "model",
-    "generate_kwargs",
-    "tokenizer",
-    "kv_footprint",
-)  # of a Candidate, for the whole model at once
+# Fields of a Candidate that stand for the whole model: two members cannot share them, one would be lost.
+_WHOLE = ("cache", "model", "generate_kwargs", "tokenizer", "kv_footprint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +106,7 @@ def _compose(model: Any, parts: Sequence[Applied], seed: int) -> Candidate:
     own = [part.candidate for part in parts if part.candidate is not None]
     if len(parts) == 1 and own:
         return own[0]
-    if len(parts) > 1 and any(
-        getattr(c, name) is not None for c in own for name in _WHOLE
-    ):  # not composed: would be lost
+    if len(parts) > 1 and any(getattr(c, name) is not None for c in own for name in _WHOLE):
         raise ContractError("a method that brings its own cache or model cannot be stacked with another method")
     if len({c.attn_implementation for c in own if c.attn_implementation}) > 1:
         raise ContractError("two attention implementations cannot be stacked: only one of them would run")

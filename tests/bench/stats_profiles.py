@@ -2,7 +2,8 @@
 
 Harmless: no true loss, the profile's share of answers differing (4 %), answers of one context correlated with .3. Token
 gates: the paired spread that 5-bit weights show in published llama.cpp tables (token sd .105, mean KL .011, a documents'
-intraclass correlation of .01) and 4 % of the top-1 tokens changed. The needle runs in the planned looks, the task families of `long-range` on all contexts at once.
+intraclass correlation of .01) and 4 % of the top-1 tokens changed. The needle runs in the planned looks, the
+task families of `long-range` on all contexts at once.
 """
 
 from __future__ import annotations
