@@ -131,12 +131,8 @@ MODEL_DECODING = {
     "speculation": "drafts over a lossy stack give that stack's own tokens; acceptance length before and after",
 }
 DRAFTED = ("speculative_decoding", "prompt_lookup")  # members that ask for MODEL_DECODING beside lossy ones
-QUALITY = (
-    "perplexity",
-    "needle",
-    "long-range",
-    "benchmark",
-)  # without one of them nothing says what a lossy change costs
+# Without one of them nothing says what a lossy change costs.
+QUALITY = ("perplexity", "needle", "long-range", "benchmark")
 LOGS = {
     "samples": "recorded answers of both sides, paired by document and prompt",
 }

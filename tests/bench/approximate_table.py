@@ -71,17 +71,12 @@ def effect(record: Mapping[str, Any], name: str) -> float:
     return next(float(m["effect"]) for m in record["metrics"] if m["name"].split("[")[0] == name)
 
 
-def directions(found: Mapping[tuple[str, str], Mapping[str, Any]], model: str) -> list[dict[str, object]]:
-    """Compare one model with what the literature says."""
-
-    def verdict(row: str, task: str) -> str:
-        return str(found[row, task]["verdict"])
+def beside_random(found: Mapping[tuple[str, str], Mapping[str, Any]]) -> tuple[dict[float, float], dict[str, float]]:
+    """Return the needle loss of random eviction by budget, and how much more than it every eviction of that budget loses."""
 
     def lost(row: str) -> float:
         return effect(found[row, "needle-1x"], "needle")
 
-    wide = "streaming_llm kv_budget=0.75"
-    streaming, recall = "streaming_llm kv_budget=0.5", ("needle-1x", "long-range-kv_recall")
     random = {b: lost(f"random_eviction kv_budget={b}") for b in (0.5, 0.25)}
     beaten = {
         row: lost(row) - random[b]
@@ -89,6 +84,18 @@ def directions(found: Mapping[tuple[str, str], Mapping[str, Any]], model: str) -
         for row in (f"{m} kv_budget={b}" for m in ("streaming_llm", "h2o", "snapkv", "pyramidkv"))
         if (row, "needle-1x") in found
     }
+    return random, beaten
+
+
+def directions(found: Mapping[tuple[str, str], Mapping[str, Any]], model: str) -> list[dict[str, object]]:
+    """Compare one model with what the literature says."""
+
+    def verdict(row: str, task: str) -> str:
+        return str(found[row, task]["verdict"])
+
+    wide = "streaming_llm kv_budget=0.75"
+    streaming, recall = "streaming_llm kv_budget=0.5", ("needle-1x", "long-range-kv_recall")
+    random, beaten = beside_random(found)
     one, worst = (found[f"{m} kv_budget=0.5", "needle-1x"]["metrics"][0] for m in ("tova", "random_eviction"))
     snap = found["snapkv kv_budget=0.5 pool=13", "needle-1x"]["facts"]
     noop = [verdict("no-op", t) for t in TASKS]
