@@ -6,7 +6,7 @@ Nothing is edited for good: attention function and contexts are set when a run b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,17 @@ class Side:
             raise CandidateError(f"the context of the {self.name} raised {type(error).__name__}: {error}") from error
         try:
             yield
-        finally:
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to report
+                manager.__exit__(None, None, None)
+            raise
+        try:
             manager.__exit__(None, None, None)
+        except AttnAcceptError:
+            raise
+        except Exception as error:
+            words = f"the context of the {self.name} raised on its way out: {type(error).__name__}: {error}"
+            raise CandidateError(words) from error
 
 
 def side_of(name: str, loaded: LoadedModel, around: Candidate) -> Side:

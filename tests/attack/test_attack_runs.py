@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+
 import pytest
 from transformers import DynamicCache
 
@@ -9,6 +11,7 @@ from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks import open_session
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.methods.eviction import SinksAndRecent
 from pytest_attnaccept.methods.layer import PolicyLayer
 from pytest_attnaccept.methods.stack import apply_stack
@@ -195,3 +198,19 @@ def test_a_share_and_a_number_both_hold(toy):
             decision = decide(session.measure("footprint", {"tier": 0.5, "patterns": ("one-shot",)}), {})
         assert decision.verdict is Verdict.FAIL
         assert "entries" in decision.headline
+
+
+@pytest.mark.parametrize("at", ["enter", "exit"])
+def test_a_context_that_raises_is_the_candidates_failure(toy, at):
+    @contextmanager
+    def breaks():
+        if at == "enter":
+            raise ValueError("broken")
+        yield
+        raise ValueError("broken")
+
+    session = open_session(baseline=toy, candidate=Candidate(toy.model, context=breaks), stack=stack("kv8"))
+    with pytest.raises(CandidateError, match="the context of the candidate raised.* ValueError: broken"):
+        session.measure("perplexity", {"documents": 2, "tokens": 128})
+    with pytest.raises(KeyboardInterrupt), session.candidate.running() if at == "exit" else nullcontext():
+        raise KeyboardInterrupt  # what ends a run is not swallowed by a context that breaks on its way out
