@@ -177,7 +177,7 @@ class ModelSession:
 
     def _not_finite(self, error: NonFiniteError) -> Refusal:
         """Refuse NaN: the candidate's is its failure, the baseline's leaves nothing to compare with."""
-        blind = f" of the {self.baseline.name} " in str(error)
+        blind = error.side == self.baseline.name
         return Refusal(verdict=Verdict.INVALID if blind else Verdict.FAIL, reason=str(error))
 
     def _left_behind(self) -> tuple[Refusal, ...]:

@@ -27,6 +27,10 @@ _CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # newest first: old
 class NonFiniteError(AttnAcceptError):
     """A model returned NaN or infinite logits; says which side and which position."""
 
+    def __init__(self, message: str, *, side: str = "candidate") -> None:
+        super().__init__(message)
+        self.side = side
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
@@ -142,7 +146,8 @@ def _require_finite(logits: Tensor, first: int, side: str) -> None:
         position = first + int(bad.any(dim=0).nonzero()[0])
         kind = "NaN" if bool(torch.isnan(logits).any()) else "infinite"
         raise NonFiniteError(
-            f"{kind} logits of the {side} at position {position} ({int(bad.sum())} of {bad.numel()} in this call)"
+            f"{kind} logits of the {side} at position {position} ({int(bad.sum())} of {bad.numel()} in this call)",
+            side=side,
         )
 
 

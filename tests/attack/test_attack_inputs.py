@@ -191,18 +191,20 @@ def test_a_prompt_is_not_cut_to_nothing_for_a_long_answer(toy):
 # -- controls ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_control_that_gives_nan_is_rejected_and_not_the_candidate(toy, monkeypatch):
+@pytest.mark.parametrize(("side", "verdict"), [("candidate", Verdict.PASS), ("baseline", Verdict.INVALID)])
+def test_a_control_that_gives_nan_is_rejected_and_not_the_candidate(toy, monkeypatch, side, verdict):
+    """NaN of the baseline rejects no control: then nothing was compared."""
     real = model_controls._walk
 
-    def walk(session, given, side, length, name):
+    def walk(session, given, at, length, name):
         if name.startswith("window"):
-            raise NonFiniteError("NaN logits of the candidate at position 9")
-        return real(session, given, side, length, name)
+            raise NonFiniteError(f"NaN logits of the {side} at position 9", side=side)
+        return real(session, given, at, length, name)
 
     monkeypatch.setattr(model_controls, "_walk", walk)
     with open_session(baseline=toy, stack=KV8) as session:
         decision = decide(session.measure("controls", {"contexts": 24, "tier": 0.25, "margin": 0.1}), {})
-    assert decision.verdict is Verdict.PASS, decision.headline
+    assert decision.verdict is verdict, decision.headline
 
 
 def test_a_baseline_that_cannot_be_asked_is_no_missing_control(toy):
