@@ -155,8 +155,10 @@ def _questions(shares: Sequence[Sequence[float]]) -> int:
 
 def _contrast(result: Any, unit: str) -> Contrast:
     word = {True: "errors compound", False: "errors do not compound", None: "undecided whether errors compound"}
+    clear = result.upper < result.margin or result.lower > result.margin
+    few = f" (too few or too equal {unit} to say so)" if result.compounds is None and clear else ""
     text = (
-        f"{word[result.compounds]} beyond {result.margin:.3g} {result.scale}: contrast {result.contrast:+.4f}"
+        f"{word[result.compounds]} beyond {result.margin:.3g} {result.scale}{few}: contrast {result.contrast:+.4f}"
         f" [{result.lower:+.4f}, {result.upper:+.4f}] over {result.n} shared {unit}; the stack loses"
         f" {result.full:+.4f}, its members alone {result.singles:+.4f} together"
     )
