@@ -90,7 +90,21 @@ def leaking(edit):
     return context
 
 
-@pytest.mark.parametrize("edit", [rotate_otherwise, add_a_hook, forget_a_layer, look_through_a_window, drop_out])
+def take_the_activation_of_another_layer(model):
+    model.model.layers[1].mlp.act_fn = model.model.layers[0].mlp.act_fn
+
+
+def add_a_module_of_its_own(model):
+    model.model.layers[0].self_attn.extra = torch.nn.Identity()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(rotate_otherwise, add_a_hook, forget_a_layer, look_through_a_window, drop_out),
+        *(take_the_activation_of_another_layer, add_a_module_of_its_own),
+    ],
+)
 def test_what_a_context_leaves_behind(toy, edit):
     around = replace(apply_stack(toy.model, KV8).candidate, context=leaking(edit))
     with open_session(candidate=around, baseline=toy, stack=KV8) as session:
@@ -120,6 +134,18 @@ def test_honest_users_are_not_accused(toy):
     with open_session(candidate=candidate, baseline=toy, stack=KV8) as session:
         measured = session.measure("needle", QUICK)
     assert measured.refusals == ()
+
+
+def test_a_second_name_for_a_module_of_the_model_is_no_edit(toy):
+    """What presses of kvpress do: every attention layer gets a reference to the model's rotary embedding."""
+
+    def name_it(model):
+        for layer in model.model.layers:
+            layer.self_attn.rotary_emb = model.model.rotary_emb
+
+    around = replace(apply_stack(toy.model, KV8).candidate, context=leaking(name_it))
+    with open_session(candidate=around, baseline=toy, stack=KV8) as session:
+        assert session.measure("needle", QUICK).refusals == ()
 
 
 def test_rotary_tables_that_follow_the_length_of_a_text_are_no_edit():
