@@ -148,7 +148,7 @@ def stored(seed: int) -> dict[str, dict[str, Any]]:
 
 def shown(name: str, row: Mapping[str, Any]) -> dict[str, object]:
     """Return a line of the table."""
-    tasks = ("footprint", "perplexity", "divergence", "needle-0.015625x", "long-range-passkey")
+    tasks = ("perplexity", "divergence", "needle-0.015625x", "long-range-passkey")
     cells = {task: cell(row["records"][task]) if task in row["records"] else "-" for task in tasks}
     return {"method": name, **cells, "seconds": row["seconds"], "commit": row["commit"]}
 
