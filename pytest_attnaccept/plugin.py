@@ -1,6 +1,9 @@
-"""The pytest hooks, as a table of contents; everything they do is in `glue`, which is loaded when the first mark is seen.
+"""The pytest hooks, as a table of contents; what they do is in modules that are loaded when the first mark is seen.
 
-An idle run (no profile, no mark, no suite) imports this file and the error tree, registers options and marks, and does
+`glue` (start and plan), `unseen` (files that were not collected), `generate` and `collect` (items), `item_hooks` (one
+item), `ending` (verdict and exit status).
+
+An idle run (no profile, no mark, no suite) imports this file and the hook specifications, registers options and marks, and does
 nothing else: no output, no file, no torch, numpy, scipy or yaml.
 """
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 SUITE_SUFFIXES = (".accept.yaml", ".accept.yml")
 TEXTS = ("profile", "model", "device", "dtype", "seed", "out", "time", "html")  # options with a value
 MARKS = ("exact", "approximate", "architecture", "optimization")
+# What a pytest run and its items remember for us; no module globals, because nested sessions share a process.
 GATE: pytest.StashKey[Any] = pytest.StashKey()
 RUN_ID: pytest.StashKey[str] = pytest.StashKey()
 SPEC: pytest.StashKey[Any] = pytest.StashKey()
@@ -181,9 +185,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Gener
     """Under a profile, note gated files that an option or a conftest keeps from being collected."""
     ignored = yield
     if ignored and _has_profile(config):
-        from pytest_attnaccept import glue
+        from pytest_attnaccept import unseen
 
-        glue.note_ignored(config, collection_path)
+        unseen.note_ignored(config, collection_path)
     return ignored
 
 
@@ -192,9 +196,9 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
     """Note a file or folder that is skipped while it is collected: its items are never seen, so the plan would lack them."""
     report = yield
     if report.skipped and isinstance(collector, (pytest.File, pytest.Directory)):
-        from pytest_attnaccept import glue
+        from pytest_attnaccept import unseen
 
-        glue.note_skipped(collector)
+        unseen.note_skipped(collector)
     return report
 
 
@@ -279,9 +283,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """After the test: it must have called ``accept``, and a swallowed verdict still counts."""
     if SPEC not in pyfuncitem.stash:
         return (yield)
-    from pytest_attnaccept import glue
+    from pytest_attnaccept import item_hooks
 
-    return (yield from glue.around_call(pyfuncitem))
+    return (yield from item_hooks.around_call(pyfuncitem))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -289,26 +293,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Give a verdict its place: first line complete, ``<error>`` for a bad contract."""
     report = yield
     if SPEC in item.stash and call.excinfo is not None:
-        from pytest_attnaccept import glue
+        from pytest_attnaccept import item_hooks
 
-        glue.shape_report(item, call, report)
+        item_hooks.shape_report(item, call, report)
     return report
 
 
 @pytest.fixture
 def accept(request: pytest.FixtureRequest) -> Accept:
     """Gate one candidate: call exactly one of accept.kernel, .cache, .prefix_cache, .decoder, .model."""
-    from pytest_attnaccept import glue
+    from pytest_attnaccept import item_hooks
 
-    return glue.make_accept(request)
+    return item_hooks.make_accept(request)
 
 
 @pytest.fixture(scope="session")
 def accept_model(pytestconfig: pytest.Config) -> Any:
     """Return the baseline model of ``--accept-model`` (with ``.model`` and ``.tokenizer``); override it in a conftest."""
-    from pytest_attnaccept import glue
+    from pytest_attnaccept import item_hooks
 
-    return glue.load_accept_model(pytestconfig)
+    return item_hooks.load_accept_model(pytestconfig)
 
 
 # -- end ------------------------------------------------------------------------------------------------------------------
@@ -319,16 +323,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
     """Judge the run on the controller; under an explicit profile only PASS leaves exit status 0, whatever others set."""
     if not _judges(session.config):
         return (yield)
-    from pytest_attnaccept import glue
+    from pytest_attnaccept import ending
 
-    glue.finish(session, int(exitstatus))
+    ending.finish(session, int(exitstatus))
     try:
         return (yield)
     except pytest.exit.Exception as leaving:
-        leaving.returncode = glue.enforced(session.config, leaving.returncode)
+        leaving.returncode = ending.enforced(session.config, leaving.returncode)
         raise
     finally:
-        session.exitstatus = glue.enforced(session.config, session.exitstatus)
+        session.exitstatus = ending.enforced(session.config, session.exitstatus)
 
 
 def _judges(config: pytest.Config) -> bool:
@@ -350,9 +354,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Print the verdict first, then what blocks it."""
     gate = config.stash.get(GATE, None)
     if gate is not None and gate.result is not None:
-        from pytest_attnaccept import glue
+        from pytest_attnaccept import ending
 
-        glue.summarize(terminalreporter, gate)
+        ending.summarize(terminalreporter, gate)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

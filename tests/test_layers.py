@@ -36,20 +36,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("shards",),
     ("kv_layers", "kv_ledger", "budget", "budget_report", "reports"),
     ("session",),
+    ("item_run", "model_item"),
     ("accept",),
-    ("hookspecs", "plugin", "glue", "generate", "collect"),
+    ("hookspecs", "glue", "unseen", "item_hooks", "generate", "collect", "ending", "plugin"),
     ("__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 NUMERIC = {"torch", "numpy", "scipy", "transformers", "safetensors", "gguf", "datasets", "lm_eval", "tokenizers"}
 NUMERIC_PACKAGES = {"stats", "kernel", "state", "checks", "engines", "methods", "tasks", "controls"}
-PYTEST_MODULES = {"plugin", "glue", "collect", "hookspecs"}
+PYTEST_MODULES = {"plugin", "glue", "unseen", "item_hooks", "ending", "collect", "hookspecs"}
 
 # (module, imported name): why it is allowed all the same.
 ALLOWED = {
     ("options", "torch"): "resolve_device asks torch for cuda, inside the function, when something is measured",
-    ("glue", "_pytest"): "the JUnit plugin offers no public way to add a property of the run; guarded by ImportError",
+    ("ending", "_pytest"): "the JUnit plugin offers no public way to add a property of the run; guarded by ImportError",
 }
 
 

@@ -6,10 +6,13 @@ from scripted import Project
 # An in-process pytester run forgets every module that was first imported inside it. What the plugin imports lazily is
 # therefore imported here, once: numpy cannot be loaded twice, and a class imported twice is two classes.
 import pytest_attnaccept.collect
+import pytest_attnaccept.ending
 import pytest_attnaccept.generate
+import pytest_attnaccept.item_hooks
 import pytest_attnaccept.reports.plan
 import pytest_attnaccept.reports.terminal
-import pytest_attnaccept.stats.paired  # noqa: F401
+import pytest_attnaccept.stats.paired
+import pytest_attnaccept.unseen  # noqa: F401
 
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # where it is set, every subprocess would compile all of pytest anew
 
