@@ -6,6 +6,7 @@ share of right lines per tenth of the output show drift: eviction while decoding
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -77,7 +78,19 @@ def ledger(
         context=grown.context,
         questions=grown.questions,
         key_spans=grown.spans,
-        # The best constant answer: the most frequent number in every place.
-        chance=Counter(right).most_common(1)[0][1] / outputs,
+        chance=max(Counter(right).most_common(1)[0][1] / outputs, _unread(kind, outputs)),
         parameters=parameters,
     )
+
+
+def _unread(kind: str, outputs: int) -> float:
+    """Share of right places of somebody who never read the entries: the likeliest sum in every place.
+
+    The best constant answer (the most frequent number in every place) is the other blind guess.
+    """
+    if kind == "transform":
+        return 1 / 9
+    # The likeliest sum of n independent terms has about 1 / (sd * sqrt(2 pi n)); for n = 1 it is that of one term.
+    share, deviation = (1 / 9, math.sqrt(20 / 3)) if kind == "total" else (5 / 9, math.sqrt(20 / 81))
+    peaks = (min(share, 1 / (deviation * math.sqrt(2 * math.pi * n))) for n in range(1, outputs + 1))
+    return sum(peaks) / outputs

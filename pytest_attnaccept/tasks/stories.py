@@ -6,7 +6,8 @@ before, where a thing is, how many things somebody has, which ones, or whether s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -104,9 +105,17 @@ def _asked(world: _World, ask: str, who: str, number: int, fit: Callable[[str], 
     )
 
 
-def _chance(ask: str, things: int) -> float:
-    """A blind guess: one of the places, yes or no; the best constant count or list is at most right half of the time."""
-    return {"yesno": 0.5, "count": 0.6, "list": 0.6}.get(ask, 1.0 / len(_PLACES) if things else 0.5)
+def _chance(ask: str, people: int, things: int, questions: Sequence[Question]) -> float:
+    """A blind guess: one of the places, yes or no, the likeliest count, or as many things as the answer has."""
+    if ask == "yesno":
+        return 0.5
+    if ask == "count":
+        # About half of the things (few people) to all of them (many) are held at any time, each by one of the people.
+        shares = (0.45 / people, 1.0 / people)
+        return max(math.comb(things, k) * p**k * (1 - p) ** (things - k) for p in shares for k in range(things + 1))
+    if ask == "list":
+        return sum(len(question.expected) for question in questions) / (things * len(questions))
+    return 1.0 / len(_PLACES)
 
 
 def stories(
@@ -173,6 +182,6 @@ def stories(
         context=grown.context,
         questions=grown.questions,
         key_spans=grown.spans,
-        chance=_chance(ask, things),
+        chance=_chance(ask, people, things, grown.questions),
         parameters=parameters,
     )

@@ -8,6 +8,7 @@ questions are cloze questions about them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -117,8 +118,8 @@ def _questions(story: _Story, context: str, count: int, fit: Callable[[str], int
     options = [(who, cloze) for who in range(len(story.people)) for cloze in _CLOZE]
     for who, (key, ask, prefix) in stream.shuffled(options):
         person = story.people[who]
-        depth = context.find(person[key]) / len(context)
-        if depth < 0 or len(result) == count:
+        said = _said(person[key], context)
+        if said is None or len(result) == count:
             continue
         foils = stream.sample([word for word in _LISTS[key] if word != person[key]], _FOILS)
         result.append(
@@ -128,10 +129,21 @@ def _questions(story: _Story, context: str, count: int, fit: Callable[[str], int
                 answer=f" {person[key]}",
                 foils=tuple(f" {word}" for word in foils),
                 max_new_tokens=fit(f" {person[key]}"),
-                depth=depth,
+                depth=said.start() / len(context),
             )
         )
     return tuple(result)
+
+
+def _said(word: str, context: str) -> re.Match[str] | None:
+    """Where a word is said for the first time; "tea" is not said by "teacher"."""
+    return re.search(rf"\b{word}\b", context)
+
+
+def _chance(story: _Story, context: str) -> float:
+    """A blind guess among the people's own values, as far as the document has come to say them."""
+    counts = (sum(_said(who[key], context) is not None for who in story.people) for key, _, _ in _CLOZE)
+    return 1.0 / max(1, min(counts))
 
 
 def text(
@@ -161,6 +173,6 @@ def text(
         context=context,
         questions=_questions(story, context, questions, fit),
         key_spans=_spans(sentences, story, len(context)),
-        chance=1.0 / people,
+        chance=_chance(story, context),
         parameters=parameters,
     )

@@ -257,6 +257,10 @@ CASES: list[tuple[str, dict]] = [
     *(("ledger", {"kind": k}) for k in ("total", "count", "transform")),
     *(("stories", {"ask": a}) for a in ("where", "before", "thing", "count", "list", "yesno")),
     ("stories", {"moves": 10}),
+    ("stories", {"ask": "count", "people": 16, "things": 2, "questions": 2}),
+    ("stories", {"ask": "list", "people": 2, "things": 2, "questions": 2}),
+    ("ledger", {"kind": "total", "outputs": 60}),
+    ("ledger", {"kind": "count", "outputs": 60}),
     *(("graph_walk", {"ask": "layer", "depth": d}) for d in (1, 2, 3)),
     ("graph_walk", {"ask": "parents", "nodes": 20}),
     ("many_shot", {}),
@@ -358,6 +362,10 @@ def guess(item: TaskItem, question: Question, draw: random.Random) -> str:
         said = re.search(r"list is: ([^.]+)\.", item.context)[1].split()
         return " " + " ".join(draw.choice(said) for _ in said)
     if task == "ledger":
+        places = range(1, len(question.expected) + 1)
+        step = {"t": 5.0, "c": 4 / 9}.get(question.answer_prefix.split()[1][0], 0.0)  # totals, counts: the likeliest sum
+        if step and draw.random() < 0.5:
+            return " " + ", ".join(str(round(step * n)) for n in places)
         return " " + ", ".join([Counter(question.expected).most_common(1)[0][0]] * len(question.expected))
     if task == "instructions":
         known = re.findall(r"the word (\w+)\.", item.context)
@@ -366,9 +374,10 @@ def guess(item: TaskItem, question: Question, draw: random.Random) -> str:
         return " " + " ".join(said)
     if task == "stories":
         if question.text.startswith(" How many"):
-            return " 1"
+            return " 0" if item.parameters["people"] > item.parameters["things"] else " 1"
         if question.text.startswith(" What does"):
-            return " " + draw.choice(re.findall(r"took the (\w+)", item.context))
+            known = sorted(set(re.findall(r"took the (\w+)", item.context)))
+            return " " + ", ".join(draw.sample(known, min(len(known), len(question.expected))))
         if question.text.startswith(" Is"):
             return draw.choice([" yes", " no"])
         return " " + draw.choice(re.findall(r"went to (\w+)", item.context))
@@ -468,7 +477,7 @@ GOLDEN: dict[str, str] = {
     "needle": "0471f5bc92099a0b",
     "kv_recall": "311c89ec1f3b5b17",
     "variable_tracking": "1d3fd3a7a8a81f8d",
-    "text": "f71a1197e24459ff",
+    "text": "3ba0579ccd07cc61",
     "passkey": "1a437bb78212b1fc",
     "lookalikes": "6a30667f878102df",
     "variable_chains": "74d58cb8067207d1",
@@ -481,8 +490,8 @@ GOLDEN: dict[str, str] = {
     "mqar": "dcb3c66f0e739043",
     "copy_span": "63dc78c41c6a9f23",
     "phone_book": "dfbca23a37746d40",
-    "instructions": "87ac19e441e7e2b8",
-    "ledger": "17b06db733977ca5",
+    "instructions": "ebd28aa53ed14d85",
+    "ledger": "9af1b2af14a98821",
     "stories": "7ae4395c7479ae86",
     "graph_walk": "c7c1d4e33f56b2f0",
     "many_shot": "8c54da8bdb8f0242",
@@ -544,3 +553,22 @@ def test_seed_index_and_length_name_the_item(task):
 def test_impossible_parameters_are_refused(task, parameters, message):
     with pytest.raises(ContractError, match=message):
         make(task, **parameters)
+
+
+def test_a_secret_is_refused_in_other_words_every_time():
+    """With one refusal for all contexts, who refuses by habit would seem to know the rule."""
+    said = Counter(make("instructions", index=i).questions[1].answer for i in range(100))
+    assert said.most_common(1)[0][1] <= 6
+
+
+def test_a_question_about_a_text_has_an_answer_that_is_said():
+    """ "tea" is not said by "teacher": the food of somebody whose food is not told was asked before."""
+    for target in (60, 100, 400):
+        for index in range(120):
+            item = make("text", target=target, index=index, people=8)
+            for question in item.questions:
+                answer = question.answer.strip()
+                assert re.search(rf"\b{answer}\b", item.context)
+                assert item.context[round(question.depth * len(item.context)) :].startswith(answer)
+            assert item.chance >= 1 / 8
+    assert make("text", target=40, people=8).chance > 1 / 8  # only some of the people have been told about
