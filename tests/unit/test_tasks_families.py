@@ -363,7 +363,9 @@ def guess(item: TaskItem, question: Question, draw: random.Random) -> str:
         return " " + " ".join(draw.choice(said) for _ in said)
     if task == "ledger":
         places = range(1, len(question.expected) + 1)
-        step = {"t": 5.0, "c": 4 / 9}.get(question.answer_prefix.split()[1][0], 0.0)  # totals, counts: the likeliest sum
+        step = {"t": 5.0, "c": 4 / 9}.get(
+            question.answer_prefix.split()[1][0], 0.0
+        )  # totals, counts: the likeliest sum
         if step and draw.random() < 0.5:
             return " " + ", ".join(str(round(step * n)) for n in places)
         return " " + ", ".join([Counter(question.expected).most_common(1)[0][0]] * len(question.expected))
