@@ -35,7 +35,7 @@ _ORIGINS = ("policy", "derived", "measured")
 _CHECKS = {
     "identity": ("tokens", "tier"),
     "equality": ("tokens", "tier", "documents"),
-    "footprint": ("tier",),
+    "footprint": ("tier", "patterns"),
     "divergence": ("documents", "tier", "continuation", "patterns", "screen"),
     "perplexity": ("documents", "tier", "continuation", "patterns", "screen"),
     "needle": ("tiers", "contexts", "questions_per_context", "depths", "patterns", "screen", "question_first"),
@@ -52,6 +52,8 @@ _SURFACES = {
     Surface.PREFIX_CACHE: ("programs",),
 }
 _PATTERN = re.compile(r"one-shot|token|chunk-[1-9]\d*|warm-prefix|batch(-left|-right)?")
+_ONE_ROW = re.compile(r"one-shot|token|chunk-[1-9]\d*|warm-prefix")
+_ALL_PATTERNS = "one-shot, chunk-N, token, warm-prefix, batch, batch-left or batch-right"
 _PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
 LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples", "long-range", "benchmark", "halving")
 
@@ -286,7 +288,7 @@ def _settings(node: Node, key: str, allowed: tuple[str, ...]) -> dict[str, objec
     settings.only(allowed)
     for name, value in settings.items():
         if name == "patterns":
-            _require_patterns(settings, value)
+            _require_patterns(settings, value, one_row=key == "footprint")
             continue
         many = name in _LISTS
         if many and (not isinstance(value, list) or not value):
@@ -299,9 +301,11 @@ def _settings(node: Node, key: str, allowed: tuple[str, ...]) -> dict[str, objec
     return dict(settings)
 
 
-def _require_patterns(node: Node, value: object) -> None:
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) and _PATTERN.fullmatch(v) for v in value):
-        allowed = "one-shot, chunk-N, token, warm-prefix, batch, batch-left or batch-right"
+def _require_patterns(node: Node, value: object, *, one_row: bool) -> None:
+    """Refuse unknown patterns; a check that looks at one row (and at a batch anyway) knows no batches."""
+    found = _ONE_ROW if one_row else _PATTERN
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) and found.fullmatch(v) for v in value):
+        allowed = "one-shot, chunk-N, token or warm-prefix" if one_row else _ALL_PATTERNS
         raise node.error(f"patterns: {value!r} must be a list of {allowed}", "patterns")
 
 

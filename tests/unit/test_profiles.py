@@ -63,6 +63,13 @@ def test_refused(text: str, message: str) -> None:
         parse(text)
 
 
+def test_footprint_may_name_the_patterns_of_the_deployment_but_no_padded_batch() -> None:
+    given = parse(MINIMAL + "checks: {footprint: {tier: 1, patterns: [one-shot, chunk-32]}}\n")
+    assert given.checks["footprint"]["patterns"] == ["one-shot", "chunk-32"]
+    with pytest.raises(SchemaError, match="one-shot, chunk-N, token or warm-prefix"):
+        parse(MINIMAL + "checks: {footprint: {patterns: [batch-left]}}\n")
+
+
 def test_names_and_files(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'longctx'"):
         load_profile("longctxx")
