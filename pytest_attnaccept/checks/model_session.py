@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_attnaccept.checks.model_bound import baseline_marks, marks_of
 from pytest_attnaccept.checks.model_budgets import budget_knobs, budget_share, knobs_at, rebuilder
 from pytest_attnaccept.checks.model_evidence import TOKEN_ONLY
 from pytest_attnaccept.checks.model_findings import findings
@@ -26,7 +27,7 @@ from pytest_attnaccept.checks.model_intact import Snapshot, changes, snapshot
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_sides import build_side, with_model
 from pytest_attnaccept.engines.calls import NonFiniteError
-from pytest_attnaccept.engines.fingerprints import config_digest, library_versions, tokenizer_digest, weights_digest
+from pytest_attnaccept.engines.fingerprints import weights_digest
 from pytest_attnaccept.engines.loading import resolve_dtype
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side, side_of
@@ -94,17 +95,9 @@ class ModelSession:
 
     @property
     def baseline_key(self) -> str:
-        """Everything that a result of the plain baseline depends on besides its input: the key of shared results."""
+        """What a result of the plain baseline depends on besides its input: the key of shared results."""
         if "baseline key" not in self.memo:
-            marks = self.fingerprint()
-            names = ("weights", "config", "tokenizer", "attention")
-            loaded = self.baseline.loaded
-            ends = (loaded.prefix_ids, getattr(loaded.tokenizer, "eos_token_id", None))  # no part of a tokenizer's file
-            # What hooks and replaced functions do shows in no file: the answer to a probe is part of the key.
-            answers = "" if self.intact is None else self.intact.digest
-            self.memo["baseline key"] = "|".join(
-                [self.device, *(marks[f"baseline.{name}"] for name in names), repr(ends), answers]
-            )
+            self.memo["baseline key"] = baseline_marks(self)
         key: str = self.memo["baseline key"]
         return key
 
@@ -209,23 +202,7 @@ class ModelSession:
 
     def fingerprint(self) -> dict[str, str]:
         """Return what was measured: weights, tokenizers, configurations, software, device, dtype, stack and seed."""
-        marks = {
-            "device": self.device,
-            "dtype": self.dtype,
-            "seed": str(self.seed),
-            "stack": " + ".join(claim.source for claim in self.claims) or "none",
-            **library_versions(),
-        }
-        for side in (self.baseline, self.candidate):
-            marks[f"{side.name}.spec"] = side.loaded.spec
-            marks[f"{side.name}.weights"] = self.weights[side.name]
-            marks[f"{side.name}.config"] = config_digest(side.model)
-            marks[f"{side.name}.tokenizer"] = tokenizer_digest(side.loaded.tokenizer)
-            marks[f"{side.name}.trust_remote_code"] = str(side.loaded.trust_remote_code).lower()
-            marks[f"{side.name}.attention"] = side.around.attn_implementation or str(
-                getattr(side.model.config, "_attn_implementation", "")
-            )
-        return marks
+        return marks_of(self)
 
     def close(self) -> None:
         """Drop results and sides."""
