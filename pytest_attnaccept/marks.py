@@ -31,7 +31,6 @@ KIND_MARKS: Mapping[str, Kind | None] = {
     "architecture": Kind.ARCHITECTURE,
     "optimization": None,
 }
-_IN_WEIGHTS = ("w4a16", "w8a8")  # can be applied here and can come in a checkpoint
 RESERVED = ("method", "surface", "limits", "checkpoint")
 
 
@@ -93,7 +92,7 @@ def declared(marks: Iterable[MarkLike], registry: Registry, *, wants_accept: boo
 def _carried(entry: StackEntry, ours: Sequence[MarkLike], registry: Registry, checkpoint: str | None) -> StackEntry:
     """Return the entry with the checkpoint that carries it: its weights are measured, not quantized a second time."""
     own = [m for m in ours if "checkpoint" in m.kwargs and registry.find(m.kwargs.get("method")) is entry.method]
-    carried = entry.method.name in _IN_WEIGHTS or not entry.method.applies
+    carried = entry.method.acts_on_weights or not entry.method.applies
     return replace(entry, checkpoint=checkpoint) if own and carried else entry
 
 

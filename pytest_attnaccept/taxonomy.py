@@ -153,3 +153,8 @@ class Method:
     def acts_on_kv(self) -> bool:
         """Whether the loss shows only through the cache."""
         return self.layer is Layer.CONTENT or self.name in ("kv8", "kv4", "kv2")
+
+    @property
+    def acts_on_weights(self) -> bool:
+        """Whether the model's weights are what it changes: it may come in a checkpoint, and must show in the weights."""
+        return self.name in ("w4a16", "w8a8")

@@ -13,7 +13,6 @@ from pytest_attnaccept.taxonomy import Method, Verdict
 __all__ = ["findings"]
 
 Entry = tuple[Method, Mapping[str, object]]
-_ON_WEIGHTS = ("w4a16", "w8a8")  # methods that must show in the weights (or in a context that quantizes on the fly)
 
 
 def findings(
@@ -26,7 +25,8 @@ def findings(
         return (_invalid(reason),)
     if second.model is first.model and not second.changes:
         return (_invalid("the candidate is the baseline: the same model object with nothing changed around it"),)
-    on_weights = [method.name for method, _ in stack if method.name in _ON_WEIGHTS]
+    # such a method must show in the weights, or in a context that quantizes on the fly
+    on_weights = [method.name for method, _ in stack if method.acts_on_weights]
     if same_weights and on_weights and second.around.context is None:
         return (_invalid(f"{on_weights[0]} never ran: the candidate has the baseline's weights bit for bit"),)
     if same_weights and not second.changes and _build_of(first.model) == _build_of(second.model):
