@@ -74,7 +74,7 @@ class Accept:
                 fn,
                 declared,
                 max_length=longest,
-                seed=self._gate.options.seed,
+                seed=self._seed,
                 device=self._device if device is None else str(device),
                 profile=self._spec.profile.name,
             )
@@ -90,12 +90,7 @@ class Accept:
 
             declared = make_cache_contract(**contract)
             return measure_cache(
-                self.check,
-                factory,
-                declared,
-                seed=self._gate.options.seed,
-                device=self._device,
-                programs=self._programs(),
+                self.check, factory, declared, seed=self._seed, device=self._device, programs=self._programs()
             )
 
         return self.run.measure(Surface.CACHE, factory, measure)
@@ -109,12 +104,7 @@ class Accept:
 
             declared = make_prefix_contract(**contract)
             return measure_prefix_cache(
-                self.check,
-                factory,
-                declared,
-                seed=self._gate.options.seed,
-                device=self._device,
-                programs=self._programs(),
+                self.check, factory, declared, seed=self._seed, device=self._device, programs=self._programs()
             )
 
         return self.run.measure(Surface.PREFIX_CACHE, factory, measure)
@@ -132,7 +122,7 @@ class Accept:
                 candidate,
                 target,
                 declared,
-                seed=self._gate.options.seed,
+                seed=self._seed,
                 device=self._device,
                 profile=self._spec.profile.name,
             )
@@ -182,6 +172,10 @@ class Accept:
         return self.run.measure(Surface.LOGS, None, measure, dict)
 
     # -- settings ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _seed(self) -> int:
+        return self._gate.options.seed
 
     @property
     def _device(self) -> str:

@@ -28,7 +28,9 @@ def properties(record: Record) -> list[tuple[str, object]]:
         ("attnaccept.fingerprint", record.static),
     ]
     measured_on = (("device", "device"), ("baseline", "baseline.weights"))  # absent where nothing was measured
-    pairs += [(f"attnaccept.{name}", record.fingerprint[key]) for name, key in measured_on if record.fingerprint.get(key)]
+    pairs += [
+        (f"attnaccept.{name}", record.fingerprint[key]) for name, key in measured_on if record.fingerprint.get(key)
+    ]
     for metric in sorted(record.metrics, key=lambda m: m.verdict == "PASS"):  # what failed must not be cut off
         name = f"attnaccept.metric.{metric.name}"
         for suffix, value in (

@@ -144,7 +144,8 @@ def _cost(item: PlannedItem) -> str:
         count *= max(1, len(patterns))
     if not lengths:
         return ""
-    cap, more = params.get("max_tokens"), _beyond(params) - count if beyond else 0  # `more` is what lies beyond, or less
+    cap = params.get("max_tokens")
+    more = _beyond(params) - count if beyond else 0  # what is asked beyond, more than inside or less
     shown = (
         f"{(count * len(lengths) + more * len(beyond)) * cap:,}"
         if isinstance(cap, int)

@@ -117,7 +117,9 @@ def _notes(result: GateResult) -> list[str]:
 
 def _unasked(result: GateResult) -> list[str]:
     """Name what a model was not asked, with the reason: neutral must not read as measured."""
-    neutral = [r for r in result.results if r.verdict is Verdict.NOT_APPLICABLE and r.item.surface == Surface.MODEL.value]
+    neutral = [
+        r for r in result.results if r.verdict is Verdict.NOT_APPLICABLE and r.item.surface == Surface.MODEL.value
+    ]
     return [r.headline for r in neutral[:MOST_SHOWN]]
 
 

@@ -71,14 +71,18 @@ def test_the_profile_of_the_task_page_is_valid_but_for_the_family_that_it_adds()
 
 
 TRANSCRIPTS = re.findall(
-    r"^\$ python -m pytest_attnaccept (budget .*)\n((?:(?!^```|^\$ ).*\n)+)", (ROOT / "docs/budget.md").read_text(encoding="utf-8"), re.M
+    r"^\$ python -m pytest_attnaccept (budget .*)\n((?:(?!^```|^\$ ).*\n)+)",
+    (ROOT / "docs/budget.md").read_text(encoding="utf-8"),
+    re.M,
 )
 
 
 @pytest.mark.parametrize(("command", "printed"), TRANSCRIPTS, ids=[c for c, _ in TRANSCRIPTS])
 def test_budget_prints_what_the_page_says(command, printed, capsys):
     status = main(shlex.split(command))
-    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [line.rstrip() for line in printed.splitlines()]
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        line.rstrip() for line in printed.splitlines()
+    ]
     assert status == ("--claim" in command)
 
 

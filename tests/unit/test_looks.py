@@ -27,7 +27,9 @@ class Source:
         first, count = params["first"], params["contexts"]
         self.asked.append((first, count))
         losses = tuple(self.losses[first : first + count].tolist())
-        gate = PairedScores(name="needle", losses=losses, base_mean=0.9, n_items=4 * count, discordant=int(sum(losses) * 4))
+        gate = PairedScores(
+            name="needle", losses=losses, base_mean=0.9, n_items=4 * count, discordant=int(sum(losses) * 4)
+        )
         return Measured(gates=(gate,), refusals=(self.refusal,) if self.refusal else (), data_digest=str(first))
 
 

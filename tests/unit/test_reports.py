@@ -82,7 +82,9 @@ def test_properties_are_few_plain_and_leave_out_what_was_not_measured():
 
 
 def finding(cell: str, check: str, singles: dict[str, float | None]) -> Finding:
-    return Finding(cell=cell, check=check, metric="needle", full=0.0, singles=singles, without={}, contrast=None, blame="")
+    return Finding(
+        cell=cell, check=check, metric="needle", full=0.0, singles=singles, without={}, contrast=None, blame=""
+    )
 
 
 def test_a_green_stack_says_which_of_its_members_nobody_measured_alone(result, tmp_path):
@@ -102,7 +104,9 @@ def test_a_curve_that_was_not_asked_is_noted_with_its_reason(tmp_path):
     passed, neutral = item("needle-1x"), item("budget-curve")
     records = [
         record(passed, Verdict.PASS),
-        record(neutral, Verdict.NOT_APPLICABLE, headline=f"NOT_APPLICABLE {neutral.id}: its factory takes no kv_budget"),
+        record(
+            neutral, Verdict.NOT_APPLICABLE, headline=f"NOT_APPLICABLE {neutral.id}: its factory takes no kv_budget"
+        ),
     ]
     found = judge(Plan(items=(passed, neutral), profile="smoke"), records)
     lines = [text for text, _ in summary_lines(found, explicit=True, out=tmp_path, quality_only=True)]
@@ -113,7 +117,11 @@ def test_a_curve_that_was_not_asked_is_noted_with_its_reason(tmp_path):
 @pytest.mark.parametrize(("run", "command"), [(3, "pytest x --lf --accept-resume"), (2, "pytest x --accept-resume")])
 def test_the_command_to_go_on_starts_what_was_never_run(tmp_path, run, command):
     items = (item("identity"), item("perplexity"), item("needle-1x"))
-    records = [record(items[0], Verdict.PASS), record(items[1], Verdict.FAIL, (METRIC,)), record(items[2], Verdict.FAIL, (METRIC,))]
+    records = [
+        record(items[0], Verdict.PASS),
+        record(items[1], Verdict.FAIL, (METRIC,)),
+        record(items[2], Verdict.FAIL, (METRIC,)),
+    ]
     found = judge(Plan(items=items, profile="smoke"), records[:run])
     lines = summary_lines(found, explicit=True, out=tmp_path, quality_only=True, again="pytest x --lf --accept-resume")
     (evidence,) = [text for text, _ in lines if text.startswith("evidence")]

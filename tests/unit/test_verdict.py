@@ -118,7 +118,10 @@ def perplexity_of(*losses: float, tokens: int = 10) -> str:
         ([0.001] * 24, "needs about 59 documents"),
         # 4 of 100 beyond the cap: 4 % is shown to be under 5 % by 2.706 x 0.0475 / 0.01^2 documents
         ([0.02] * 96 + [0.6] * 4, "needs about 1286 documents"),
-        ([0.01] * 92 + [0.6] * 8, "8.0% of the documents lie beyond the cap and 5% may: more documents will not make it pass"),
+        (
+            [0.01] * 92 + [0.6] * 8,
+            "8.0% of the documents lie beyond the cap and 5% may: more documents will not make it pass",
+        ),
         ([0.0, 0.2] * 20, "the estimate is not below the margin: more documents will not make it pass"),
     ],
 )
