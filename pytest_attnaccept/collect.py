@@ -19,7 +19,8 @@ from pytest_attnaccept.glue import gate_of
 from pytest_attnaccept.items import ItemSpec, spec_of_logs, specs_of_test
 from pytest_attnaccept.plugin import SIBLINGS, SPEC
 from pytest_attnaccept.profiles import Profile, load_profile
-from pytest_attnaccept.suites import LogCell, Suite, SuiteCell, load_suite
+from pytest_attnaccept.suite_logs import LogCell
+from pytest_attnaccept.suites import Suite, SuiteCell, load_suite
 from pytest_attnaccept.taxonomy import Surface
 
 __all__ = ["AcceptFile", "AcceptItem"]

@@ -21,8 +21,10 @@ from pytest_attnaccept import plugin
 from pytest_attnaccept.errors import AttnAcceptError, UsageError
 from pytest_attnaccept.glue import FORCED_RERUNS, gate_of, never_rerun
 from pytest_attnaccept.items import ItemSpec, specs_of_test
-from pytest_attnaccept.marks import KIND_MARKS, Declared, MarkLike, declared, surface_in_source
+from pytest_attnaccept.marks import KIND_MARKS, Declared, MarkLike, brings_no_candidate, declared, surface_in_source
 from pytest_attnaccept.plugin import BROKEN, SIBLINGS, SPEC
+from pytest_attnaccept.stacking import clash
+from pytest_attnaccept.taxonomy import Surface
 
 if TYPE_CHECKING:
     import pytest
@@ -86,10 +88,13 @@ def _specs(item: Any, marks: Sequence[MarkLike], cell: str) -> tuple[ItemSpec, .
     found = declared(marks, gate.registry, wants_accept=True, where=cell)
     if found is None:  # for the type checker: with wants_accept there is a result or an error
         return ()
+    surface = _surface(item, found)
+    if surface is Surface.MODEL and (reason := clash(found.stack)) and brings_no_candidate(item.obj):
+        raise UsageError(f"{cell}: {reason}, or pass your own candidate: accept.model(candidate=...)")
     return specs_of_test(
         cell=cell,
         stack=found.stack,
-        surface=_surface(item, found),
+        surface=surface,
         profile=gate.profile.with_overrides(limits=found.limits),
         options=gate.options,
         source=Path(item.path),

@@ -15,7 +15,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from pytest_attnaccept.errors import UnknownNameError, UsageError
 from pytest_attnaccept.profiles import LIMIT_NAMES, Limit, parse_limit
@@ -23,7 +23,16 @@ from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs, check_mark_kind
 from pytest_attnaccept.taxonomy import Kind, Surface
 
-__all__ = ["KIND_MARKS", "RESERVED", "Declared", "MarkLike", "declared", "gates_in_source", "surface_in_source"]
+__all__ = [
+    "KIND_MARKS",
+    "RESERVED",
+    "Declared",
+    "MarkLike",
+    "brings_no_candidate",
+    "declared",
+    "gates_in_source",
+    "surface_in_source",
+]
 
 KIND_MARKS: Mapping[str, Kind | None] = {
     "exact": Kind.EXACT,
@@ -153,20 +162,33 @@ def surface_in_source(function: Callable[..., Any], fixture: str = "accept") -> 
     Two different surfaces, an alias of the fixture or a source that cannot be read give None: then the registry's
     default holds, and a call of another surface fails with the hint to say ``surface=``.
     """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return None
     names = {s.value for s in Surface}
-    found = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == fixture
-        and node.attr in names
-    }
+    found = {n.attr for n in _nodes(function) if _is_of(n, fixture) and n.attr in names}
     return Surface(found.pop()) if len(found) == 1 else None
+
+
+def brings_no_candidate(function: Callable[..., Any], fixture: str = "accept") -> bool:
+    """Whether the source shows ``accept.model(...)`` calls, and none of them hands over a candidate of its own.
+
+    Then the package applies the marked methods itself. Whatever the source leaves open (an alias, ``*args``) is no.
+    """
+    calls = [
+        n for n in _nodes(function) if isinstance(n, ast.Call) and _is_of(n.func, fixture) and n.func.attr == "model"
+    ]
+    return bool(calls) and not any(
+        call.args or any(k.arg in ("candidate", None) for k in call.keywords) for call in calls
+    )
+
+
+def _nodes(function: Callable[..., Any]) -> Iterable[ast.AST]:
+    try:
+        return ast.walk(ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return ()
+
+
+def _is_of(node: ast.AST, fixture: str) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == fixture
 
 
 def gates_in_source(text: str) -> bool:

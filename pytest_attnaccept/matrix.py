@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from pytest_attnaccept.errors import RecordError
+from pytest_attnaccept.fingerprint import digest_of
 
-__all__ = ["Plan", "PlannedItem", "slug"]
+__all__ = ["Plan", "PlannedItem", "part_of_id", "slug"]
 
 PLAN_SCHEMA = 1
 STATISTICAL = ("divergence", "perplexity", "needle", "samples", "long-range", "benchmark")
@@ -108,8 +109,9 @@ class Plan:
         """Read a plan; anything unreadable is an error, because a lost plan would make a run look complete."""
         try:
             body = json.loads(text)
-            if body["schema"] != PLAN_SCHEMA:
-                raise RecordError(f"{where}: plan schema {body['schema']!r}; this version reads {PLAN_SCHEMA}")
+            if (schema := body.get("schema")) != PLAN_SCHEMA:
+                found = "no plan schema" if schema is None else f"plan schema {schema!r}"
+                raise RecordError(f"{where}: {found}; this version reads plan schema {PLAN_SCHEMA}: measure again")
             items = tuple(PlannedItem(**{**i, "methods": tuple(i["methods"])}) for i in body["items"])
             # A plan without a level is older than the key, and was judged at the default one.
             plan = cls(items=items, profile=body["profile"], claim=body.get("claim", ""), alpha=body.get("alpha", 0.05))
@@ -118,7 +120,7 @@ class Plan:
             if body["digest"] != plan.digest():
                 raise RecordError(f"{where}: its items are not the ones it was written with (digest differs)")
             return plan
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"{where}: is not a plan of this package ({error})") from error
 
 
@@ -138,6 +140,14 @@ def slug(text: str) -> str:
     """
     parts = "".join(c if c in _ID_CHARS else "-" for c in text.lower()).split("-")
     return "-".join(p for p in parts if p)
+
+
+def part_of_id(name: str) -> str:
+    """Return a name as a part of an id; what is lost (Chinese, brackets) comes back as a digest, so ids stay apart."""
+    text = slug(name)
+    if name.isascii() and text:
+        return text
+    return "-".join(filter(None, (text, digest_of(name)[:6])))
 
 
 def _tests(item: PlannedItem) -> int:

@@ -5,8 +5,8 @@ Positions
 1. Every shipped stack is a cell on every model column, and so is each lossy member of a stack of several (errors
    compound, and without the single losses nobody can say which member costs what); which further cells follow is
    decided in `rows`.
-2. The schema is strict: an unknown key, a factor option that nothing ships, a shipped option that does not exist and a
-   limit without origin are errors with file:line.
+2. The schema is strict: an unknown key, a factor option that nothing ships, a shipped option that does not exist, a
+   stack that cannot be applied and a limit without origin are errors with file:line.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_attnaccept.errors import SchemaError, UnknownNameError
-from pytest_attnaccept.fingerprint import digest_of
-from pytest_attnaccept.matrix import slug
+from pytest_attnaccept.errors import UnknownNameError
+from pytest_attnaccept.matrix import part_of_id
 from pytest_attnaccept.profiles import Limit, parse_data, parse_limits, parse_max_tokens
 from pytest_attnaccept.protocol import DRAFTED, StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.rows import ROWS, Row, combinations, wanted_rows
+from pytest_attnaccept.stacking import clash
 from pytest_attnaccept.strict_yaml import Node, load
+from pytest_attnaccept.suite_logs import LogCell, log_cells
 
 __all__ = ["Suite", "SuiteCell", "load_suite"]
 
 _KEYS = ("schema", "title", "profile", "models", "factors", "ships", "rows", "limits", "data", "max_tokens", "logs")
 _MODEL_KEYS = ("spec", "revision", "dtype", "device_map", "attn_implementation", "trust_remote_code", "tokenizer")
 _MOST_ROWS = 1024  # policy: nobody waits for more, and a typing mistake should not either
-_LOG_KEYS = ("baseline", "candidate", "metric", "method", "margin", "origin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +56,6 @@ class SuiteCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogCell:
-    """Two recorded lm-eval sample logs (or NLL tables) that are compared instead of a model."""
-
-    name: str
-    baseline: Path
-    candidate: Path
-    metric: str | None
-    stack: tuple[StackEntry, ...]
-    limit: Limit
-    line: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """The content of one ``*.accept.yaml``."""
 
@@ -86,9 +73,9 @@ def load_suite(path: Path, registry: Registry) -> Suite:
     """Read one suite file."""
     node = load(path)
     node.only(_KEYS)
-    if node.typed("schema", int, required=True) != 1:
-        raise node.error("schema: this version reads schema 1", "schema")
-    logs = _logs(node, registry)
+    if (found := node.typed("schema", int, required=True)) != 1:
+        raise node.error(f"schema: this version reads schema 1, the file says {found}", "schema")
+    logs = log_cells(node, registry)
     cells = _cells(node, registry) if ("models" in node or "ships" in node or not logs) else ()
     return Suite(
         file=path,
@@ -123,8 +110,11 @@ def _cells(node: Node, registry: Registry) -> tuple[SuiteCell, ...]:
                     " required, or leave one of them out",
                     "rows",
                 )
+            if reason := clash(row.stack):  # no shipped stack: those were refused before
+                raise node.error(f"rows: {rows} combines {reason} ({row.name}), or use rows: required", "rows")
             line = ships.lines[row.origin] if row.origin else node.lines["rows"]
-            cell = SuiteCell(name=f"{_id(column)}.{_row_id(row)}", stack=row.stack, model=model, line=line)
+            name = f"{part_of_id(column)}.{_row_id(row)}"
+            cell = SuiteCell(name=name, stack=row.stack, model=model, line=line)
             _add(cells, cell, ships, row)
     return tuple(cells.values())
 
@@ -139,12 +129,12 @@ def _rows(node: Node) -> str:
 def _row_id(row: Row) -> str:
     """Return the id of a row; the parts of a name are made ids one by one, so that Chinese names stay apart."""
     if row.name == row.origin:
-        return _id(row.name)
+        return part_of_id(row.name)
     for mark in ("row-", "only-"):
         if row.name.startswith(mark):
-            return mark + "+".join(_id(part) for part in row.name[len(mark) :].split("+"))
+            return mark + "+".join(part_of_id(part) for part in row.name[len(mark) :].split("+"))
     stack, _, member = row.name.partition("-without-")
-    return f"{_id(stack)}-without-{_id(member)}"
+    return f"{part_of_id(stack)}-without-{part_of_id(member)}"
 
 
 def _add(cells: dict[str, SuiteCell], cell: SuiteCell, ships: Node, row: Row) -> None:
@@ -157,14 +147,6 @@ def _add(cells: dict[str, SuiteCell], cell: SuiteCell, ships: Node, row: Row) ->
             name,
         )
     cells[cell.name] = cell
-
-
-def _id(name: str) -> str:
-    """Return a name as a part of an id; what is lost (Chinese, brackets) comes back as a digest, so ids stay apart."""
-    text = slug(name)
-    if name.isascii() and text:
-        return text
-    return "-".join(filter(None, (text, digest_of(name)[:6])))
 
 
 def _models(node: Node) -> dict[str, str | Mapping[str, object]]:
@@ -242,6 +224,8 @@ def _stack(ships: Node, name: str, factors: Mapping[str, Mapping[str, StackEntry
         raise ships.error(f"{name}: has {twice} twice; its second setting would not be what ships", name)
     if _checkpoints(stack) > 1:
         raise ships.error(f"{name}: its options name two checkpoints, and a model has one", name)
+    if reason := clash(stack):
+        raise ships.error(f"{name}: {reason}", name)
     return tuple(stack)
 
 
@@ -259,45 +243,3 @@ def _refuse_unused(node: Node, factors: Mapping[str, Mapping[str, StackEntry | N
                     f"option {option!r} of factor {factor!r} is in no shipped stack, so it would never be measured",
                     option,
                 )
-
-
-def _logs(node: Node, registry: Registry) -> tuple[LogCell, ...]:
-    if "logs" not in node:
-        return ()
-    logs: Node = node.typed("logs", dict)
-    if "baseline" in logs and not isinstance(logs["baseline"], dict):
-        single = Node(node.file, node.lines["logs"])
-        single["logs"] = logs
-        single.lines["logs"] = node.lines["logs"]
-        logs = single
-    return tuple(_log(logs, name, registry) for name in logs)
-
-
-def _log(logs: Node, name: str, registry: Registry) -> LogCell:
-    entry: Node = logs.typed(name, dict, required=True)
-    entry.only(_LOG_KEYS)
-    paths = []
-    for side in ("baseline", "candidate"):
-        path = Path(entry.typed(side, str, required=True)).expanduser()
-        path = path if path.is_absolute() else Path(logs.file).parent / path
-        if not path.is_file():
-            raise entry.error(f"{side}: {path} does not exist", side)
-        paths.append(path)
-    method = registry.get(entry.typed("method", str, required=True), entry.where("method"))
-    margin = entry.typed("margin", (float, int), required=True)
-    origin = entry.typed("origin", str, "")
-    if not 0 < margin < 1:
-        raise entry.error(f"margin: {margin!r} must lie in (0, 1): 2 points are 0.02", "margin")
-    if origin.split(":")[0] not in ("policy", "derived", "measured"):
-        raise SchemaError(
-            f'{entry.where("origin")}: margin needs origin: "policy: ...", "derived: ..." or "measured: ..."'
-        )
-    return LogCell(
-        name=_id(name),
-        baseline=paths[0],
-        candidate=paths[1],
-        metric=entry.typed("metric", str),
-        stack=(StackEntry(method=method, knobs={}),),
-        limit=Limit(max=float(margin), origin=origin),
-        line=logs.lines.get(name, logs.line),
-    )

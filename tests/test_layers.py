@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("profiles",),
     ("protocol",),
     ("matrix",),
-    ("marks", "rows", "suites", "items", "suite_plan"),
+    ("marks", "rows", "stacking", "suite_logs", "suites", "items", "suite_plan"),
     ("tasks",),
     ("methods",),
     ("engines",),

@@ -178,3 +178,32 @@ def test_plan_prints_and_runs_nothing(project: Project) -> None:
         assert f"{N} items" in out.text
         assert "needle-1x" in out.text
         assert "contexts" in out.text or "n=" in out.text
+
+
+TWO_EVICTIONS = """
+import pytest
+
+@pytest.mark.approximate(method="h2o", kv_budget=0.25)
+@pytest.mark.approximate(method="tova", kv_budget=0.25)
+def test_two(accept):
+    CALL
+"""
+
+
+@pytest.mark.parametrize("call", ["accept.model()", "accept.model(baseline='toy-gqa')"])
+def test_two_evictions_that_the_package_would_apply(project: Project, call: str) -> None:
+    project.file("test_gate.py", TWO_EVICTIONS.replace("CALL", call))
+    out = project.run(GATE)
+    assert (out.ret, out.passed, len(out.records)) == (4, 0, 0)
+    assert "h2o and tova: two evictions" in out.text or "tova and h2o: two evictions" in out.text
+    assert "accept.model(candidate=...)" in out.text
+    assert project.run(GATE, "-n2", apart=True).ret != 0
+
+
+@pytest.mark.parametrize(
+    "call", ["accept.model(object)", "accept.model(candidate=object)", "accept.model(**{'candidate': object})"]
+)
+def test_a_candidate_of_the_users_own_combines_what_it_likes(project: Project, call: str) -> None:
+    project.file("test_gate.py", TWO_EVICTIONS.replace("CALL", call))
+    out = project.run(GATE)
+    assert (out.ret, out.gate) == (0, "PASS")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_attnaccept.errors import UnknownNameError, UsageError
-from pytest_attnaccept.marks import declared, surface_in_source
+from pytest_attnaccept.marks import brings_no_candidate, declared, surface_in_source
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.taxonomy import Surface
 
@@ -174,3 +174,34 @@ def test_weights_that_a_checkpoint_carries_are_not_quantized_again(registry: Reg
     assert found.checkpoint is not None
     assert sorted(e.method.name for e in found.stack if e.checkpoint is None) == applied
     assert {e.checkpoint for e in found.stack} <= {None, found.checkpoint}
+
+
+def own(accept):
+    accept.model(candidate=object)
+
+
+def own_by_position(accept):
+    accept.model(object)
+
+
+def own_somewhere(accept):
+    accept.model() if accept.check == "identity" else accept.model(candidate=object)
+
+
+def own_in_keywords(accept, **sides):
+    accept.model(**sides)
+
+
+def baseline_only(accept, model):
+    accept.model(baseline=model)
+
+
+@pytest.mark.parametrize(
+    ("function", "applied"),
+    [
+        (decoy, True), (baseline_only, True), (own, False), (own_by_position, False), (own_somewhere, False),
+        (own_in_keywords, False), (aliased, False), (plain_kernel, False), (len, False),
+    ],
+)  # fmt: skip
+def test_brings_no_candidate(function: object, applied: bool) -> None:
+    assert brings_no_candidate(function) is applied  # type: ignore[arg-type]
