@@ -288,7 +288,7 @@ def _report_error(junit: Path | None, name: str, text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="pytest_attnaccept compare",
+        prog="python -m pytest_attnaccept compare",
         description="Compare two lm-eval sample logs (samples_*.jsonl) or two NLL tables (document,tokens,nll).",
         epilog="exit status: 0 PASS, 1 FAIL, 2 anything else",
     )

@@ -190,8 +190,8 @@ def parse_profile(node: Node) -> Profile:
     """Turn a strict YAML mapping into a profile."""
     keys = ("schema", "name", "title", "claim", "scenario", "advice", "alpha", "discordance", "checks", "limits")
     node.only([*keys, "performance", "max_tokens", "data", *(s.value for s in _SURFACES)])
-    if node.typed("schema", int, required=True) != 1:
-        raise node.error("schema: this version reads schema 1", "schema")
+    if (found := node.typed("schema", int, required=True)) != 1:
+        raise node.error(f"schema: this version reads schema 1, the file says {found}", "schema")
     checks_node = node.typed("checks", dict, Node(node.file, node.line))
     checks_node.only([*_CHECKS, *_OWN_SCHEMA])
     if "needle" in checks_node and "tiers" not in (checks_node["needle"] or {}):

@@ -93,9 +93,14 @@ class Record:
         """Read one line."""
         try:
             body = json.loads(line)
-            schema = body.pop("schema")
+            schema = body.pop("schema", None)
             if schema != RECORD_SCHEMA:
-                raise RecordError(f"{where}: record schema {schema!r}; this version reads {RECORD_SCHEMA}")
+                found = "no record schema" if schema is None else f"record schema {schema!r}"
+                raise RecordError(f"{where}: {found}; this version reads record schema {RECORD_SCHEMA}: measure again")
+            if more := sorted(set(body) - set(cls.__dataclass_fields__)):
+                raise TypeError(
+                    f"unknown {', '.join(more)} in record schema {RECORD_SCHEMA}; a later version may know them"
+                )
             body["verdict"] = Verdict(body["verdict"])
             _check_types(body)
             body["methods"] = tuple(body["methods"])

@@ -36,7 +36,7 @@ def run_selftest(options: Options, say: Callable[[str], None] = print) -> int:
         expected = " or ".join(sorted(v.value for v in control.expected))
         mark = "ok   " if good else "WRONG"
         say(
-            f"{mark} {control.surface:<12} {control.check:<12} {control.name:<36} {verdict.value} (expected {expected})"
+            f"{mark} {control.surface:<12} {control.check:<20} {control.name:<36} {verdict.value} (expected {expected})"
         )
         if not good:
             say(f"      {text}")

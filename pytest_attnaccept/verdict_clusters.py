@@ -1,12 +1,13 @@
 """Token means whose independent unit is the document -> one metric with its verdict.
 
-For perplexity the limit is a relative increase r: the mean log-likelihood loss must be proven below ln(1 + r), and both
-ends of the interval are shown as ``exp(end) - 1``. A divergence or a share of flips is compared as it is.
+For perplexity the limit is a relative increase r: the mean log-likelihood loss must be proven below ln(1 + r), and every
+number is shown as ``exp(number) - 1``, the unit of the limit. A divergence or a share of flips is compared as it is.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_attnaccept.measurement import ClusteredSums
@@ -30,9 +31,12 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
         return _blind(gate, limit)
     ratio = gate.scale == "exp_ratio"
     margin = math.log1p(limit.max) if ratio else limit.max
+    shown = partial(_shown, ratio=ratio)
     cap = DEFAULT_CAP if gate.cap is None else gate.cap
-    result = clustered_mean(gate.sums, gate.tokens, margin, alpha_pass=alpha_pass, alpha_fail=alpha_fail, cap=cap)
-    effect, low, high = (_shown(x, ratio=ratio) for x in (result.mean, result.lower, result.upper))
+    result = clustered_mean(
+        gate.sums, gate.tokens, margin, alpha_pass=alpha_pass, alpha_fail=alpha_fail, cap=cap, shown=shown
+    )
+    effect, low, high = (shown(x) for x in (result.mean, result.lower, result.upper))
     text = (
         f"{gate.name}: {'increase' if ratio else 'loss'} {effect:+.4f} [{low:+.4f}, {high:+.4f}] against margin {limit.max:g},"
         f" {result.documents} documents, {result.tokens} tokens"

@@ -193,7 +193,7 @@ def _no_better(own: Point | None, random: Point | None) -> list[Refusal]:
         return []
     reason = (
         f"no better than random eviction at the same budget: loses {own.loss:.3f}, random {random.loss:.3f}"
-        f" (p={p:.2g} that it is better)"
+        f" (p={p:.2g}; below 0.05 it would be shown to lose less)"
     )
     return [Refusal(verdict=Verdict.INVALID, reason=reason)]
 

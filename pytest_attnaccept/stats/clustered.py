@@ -18,6 +18,7 @@ Positions
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,6 +109,7 @@ def clustered_mean(
     cap: float | None = DEFAULT_CAP,
     beyond_limit: float = BEYOND_LIMIT,
     mode: str = "auto",
+    shown: Callable[[float], float] = float,
 ) -> ClusteredResult:
     """Compare the token mean with a margin, documents being the independent units.
 
@@ -129,6 +131,8 @@ def clustered_mean(
         Largest tolerated share of documents beyond the cap.
     mode : {"auto", "t", "robust"}
         "auto" applies positions 1, 3 and 4; the others use one mode as it is.
+    shown : callable
+        Turns a value per token into the unit in which the reason says it (``expm1``: the relative increase).
     """
     totals, counts = _require_documents(sums, tokens)
     require_alpha(alpha_pass, "alpha_pass"), require_alpha(alpha_fail, "alpha_fail")
@@ -146,7 +150,7 @@ def clustered_mean(
     beyond = 0 if cap is None else int((means > cap).sum())
     constant = float(np.ptp(means)) <= 1e-12
     skewed = abs(skewness) > MAX_SKEWNESS or beyond > 0
-    state = _Sample(totals, counts, float(margin), alpha_pass, alpha_fail, skewness, beyond)
+    state = _Sample(totals, counts, float(margin), alpha_pass, alpha_fail, skewness, beyond, shown)
     if cap is not None and (mode == "robust" or (mode == "auto" and (skewed or constant))):
         return _robust(state, cap, beyond_limit, skewed)
     result = _by_t(state, constant, skewed and mode == "auto")
@@ -175,6 +179,7 @@ class _Sample:
     alpha_fail: float
     skewness: float
     beyond: int
+    shown: Callable[[float], float] = float
 
     @property
     def mean(self) -> float:
@@ -239,18 +244,21 @@ def _robust(sample: _Sample, cap: float, beyond_limit: float, skewed: bool) -> C
         items_for_any_pass(sample.margin / cap, sample.alpha_pass),
         1 if bounded else items_for_any_pass(beyond_limit, sample.alpha_pass),
     )
-    beyond = f"{k} of {size} documents"
+    beyond, say = f"{k} of {size} documents", sample.shown
     text = ""
     if verdict is Verdict.FAIL:
-        text = f"{beyond} lose more than {cap:.3g} per token" if many < sample.alpha_fail else ""
+        text = f"{beyond} lose more than {say(cap):.3g} per token" if many < sample.alpha_fail else ""
     elif size < need:
         text = f"{size} documents are too few to pass: {need} are the minimum"
     elif verdict is Verdict.PASS and not sample.mean < sample.margin:
-        text = f"{beyond} carry the mean to {sample.mean:+.5f}, not below the margin {sample.margin:.5f}"
+        text = f"{beyond} carry the mean to {say(sample.mean):+.5f}, not below the margin {say(sample.margin):.5f}"
     elif verdict is Verdict.INCONCLUSIVE and tails[0] < sample.alpha_pass:
-        text = f"{beyond} lose more than {cap:.3g} per token: under {beyond_limit:.0%} is not shown"
+        text = f"{beyond} lose more than {say(cap):.3g} per token: under {beyond_limit:.0%} is not shown"
     elif verdict is Verdict.INCONCLUSIVE:
-        text = f"the bound with documents capped at {cap:.3g}, {upper:+.5f}, reaches the margin {sample.margin:.5f}"
+        text = (
+            f"the bound with documents capped at {say(cap):.3g}, {say(upper):+.5f}, reaches the margin"
+            f" {say(sample.margin):.5f}"
+        )
     verdict = Verdict.INCONCLUSIVE if text and verdict is Verdict.PASS else verdict
     result = _result(sample, "robust", (mean, lower, upper), tails, verdict, text, _beyond_upper(sample))
     return replace(result, minimum=need)
@@ -274,7 +282,11 @@ def _result(
     """Put the outcome into words."""
     mean, lower, upper = interval
     relation = {Verdict.PASS: "lies below", Verdict.FAIL: "lies above"}.get(verdict, "contains")
-    text = f"mean {mean:+.5f}, interval {lower:+.5f} to {upper:+.5f} {relation} the margin {sample.margin:.5f}"
+    say = sample.shown
+    text = (
+        f"mean {say(mean):+.5f}, interval {say(lower):+.5f} to {say(upper):+.5f} {relation} the margin"
+        f" {say(sample.margin):.5f}"
+    )
     return ClusteredResult(
         verdict=verdict,
         reason=refusal or text,

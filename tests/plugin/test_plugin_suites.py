@@ -130,7 +130,7 @@ BROKEN = {
         "names no stack",
     ),
     "no schema": (("schema: 1\n", ""), "key 'schema' is missing"),
-    "other schema": (("schema: 1", "schema: 2"), "1: schema: this version reads schema 1"),
+    "other schema": (("schema: 1", "schema: 2"), "1: schema: this version reads schema 1, the file says 2"),
     "schema is text": (("schema: 1", 'schema: "1"'), "must be int, got str"),
     "kind contradicts": (("{method: kv4}", "{method: kv4, kind: exact}"), "kv4 is approximate, not exact"),
     "knob as text": (("kv_budget: 0.25", 'kv_budget: "0.25"'), "must be float or int"),

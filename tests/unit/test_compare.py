@@ -478,3 +478,8 @@ def test_an_exact_method_whose_answers_differ_never_passes():
     result = compare_logs(base, cand, 0.15, method=method("flash_attention"))
     assert result.verdict is not Verdict.PASS
     assert "answers differ" in " ".join(result.lines)
+
+
+def test_help_names_the_command_as_it_is_called(capsys) -> None:
+    assert compare_main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m pytest_attnaccept compare ")

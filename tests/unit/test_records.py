@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from enum import Enum
 from pathlib import Path
 
@@ -149,3 +150,18 @@ def test_a_metric_that_is_no_number_is_refused(value: object) -> None:
     metric = Metric(name="perplexity", verdict="PASS", effect=value)  # type: ignore[arg-type]
     with pytest.raises(RecordError, match="effect must be a number"):
         Record.from_line(record(metrics=(metric,)).to_line(), "here")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 2}, "record schema 2; this version reads record schema 1: measure again"),
+        ({"schema": None}, "no record schema; this version reads record schema 1"),
+        ({"power": 0.8, "cost": 3}, "unknown cost, power in record schema 1; a later version may know them"),
+    ],
+    ids=str,
+)
+def test_a_record_of_another_version_says_what_was_found_and_what_is_read(change: dict, words: str) -> None:
+    body = {**json.loads(record().to_line()), **change}
+    with pytest.raises(RecordError, match=re.escape(f"{words}")):
+        Record.from_line(json.dumps(body), "here")

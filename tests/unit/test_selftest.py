@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,24 @@ def test_a_control_that_crashes_is_wrong_and_the_others_still_run(monkeypatch, c
 def test_no_controls_is_not_a_pass(monkeypatch):
     monkeypatch.setattr(selftest, "_all", lambda options: [])
     assert selftest.run_selftest(OPTIONS) == 1
+
+
+def test_columns_stand_below_each_other(monkeypatch, capsys):
+    """The longest check of the shipped controls, and a short one."""
+    longest, short = (
+        Control(surface="model", name="its name", check=check, expected=frozenset(Verdict), measure=statistics_measure)
+        for check in ("long-range-kv_recall", "needle")
+    )
+    monkeypatch.setattr(selftest, "_all", lambda options: [longest, short])
+    selftest.run_selftest(OPTIONS)
+    lines = capsys.readouterr().out.splitlines()[:2]
+    assert len({line.index("its name") for line in lines}) == 1
+
+
+def test_no_shipped_control_has_a_longer_check():
+    text = "".join(p.read_text(encoding="utf-8") for p in (Path(selftest.__file__).parent / "controls").glob("*.py"))
+    assert max(map(len, re.findall(r'"((?:long-range|needle|budget|length)-[\w.-]+)"', text))) <= 20
+
+
+def statistics_measure():
+    return next(iter(statistics.controls())).measure()

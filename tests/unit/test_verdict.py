@@ -1,6 +1,7 @@
 """Measured values -> verdict: nothing that is not finite, compared and within its limit is green."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -127,3 +128,27 @@ def perplexity_of(*losses: float, tokens: int = 10) -> str:
 )
 def test_how_many_documents_would_decide(losses: list[float], words: str) -> None:
     assert words in perplexity_of(*losses)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.001 * (i % 7) for i in range(60)],
+        [0.01] * 59 + [3.0],
+        [0.02] * 96 + [0.6] * 4,
+        [0.1 + 0.001 * (i % 5) for i in range(60)],
+        [0.0, 0.2] * 20,
+    ],
+)
+def test_one_unit_in_the_text_of_a_relative_limit(losses: list[float]) -> None:
+    """The limit is a relative increase of 0.1; its logarithm (0.0953) beside it would read as another limit."""
+    text = perplexity_of(*losses)
+    margins = {float(number) for number in re.findall(r"margin (\d\.\d+)", text)}
+    assert margins == {LIMITS["perplexity"].max}, text
+
+
+def test_values_of_a_divergence_are_shown_as_they_are() -> None:
+    gate = ClusteredSums(name="kl", sums=(0.2, 0.4) * 30, tokens=(10,) * 60, scale="mean", unit="nats")
+    (metric,) = decide(Measured(gates=(gate,)), {"kl": Limit(max=0.05, origin="policy: test")}).metrics
+    assert "mean +0.03000" in metric.text
+    assert "margin 0.05000" in metric.text

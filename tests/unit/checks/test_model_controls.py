@@ -50,6 +50,7 @@ def test_an_eviction_that_chooses_at_random_is_no_better_than_random(toy):
         decision = decide(session.measure("controls", SMALL), {})
     assert decision.verdict is Verdict.INVALID
     assert "no better than random eviction at the same budget" in decision.headline
+    assert "; below 0.05 it would be shown to lose less)" in decision.headline
     with opened(toy, "streaming_llm", kv_budget=0.5) as session:
         measured = session.measure("controls", SMALL)
     assert decide(measured, {}).verdict is Verdict.PASS
