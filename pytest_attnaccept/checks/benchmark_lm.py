@@ -22,6 +22,7 @@ from pytest_attnaccept.checks.model_asking import generate_tokens
 from pytest_attnaccept.checks.model_data import encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
 from pytest_attnaccept.checks.model_held import note_stored
+from pytest_attnaccept.checks.model_read import note_read
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import State, extend, fork, prefill
@@ -157,6 +158,7 @@ class CacheLM(LM):  # type: ignore[misc]
                 raise EngineError("the model returned no logits for a prompt of one token")
             return state, state.last[0]
         state = self._prefilled(row[:, :-1])
+        note_read(self._session, self._side, state, row[:, :-1], row[:, -1:], step=1, forked=False)
         return state, extend(self._side, state, row[:, -1:], step=1)[0, -1]
 
     def _prefilled(self, row: Tensor) -> State:

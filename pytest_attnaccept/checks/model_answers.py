@@ -17,6 +17,7 @@ from torch import Tensor
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
 from pytest_attnaccept.checks.model_held import note_stored
+from pytest_attnaccept.checks.model_read import note_read, turn_of
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -26,7 +27,7 @@ from pytest_attnaccept.tasks import Question, TaskItem
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Answer", "answers", "answers_in", "right", "share_right_with_question_first"]
+__all__ = ["Answer", "answers", "answers_in", "prompts_of", "right", "share_right_with_question_first", "step_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +107,14 @@ def _remembered(
         with side.running():
             state = prefill(side, rows, how)
             note_stored(session, side, state)
-            done = [
-                _answer(side, fork(side, state), [item.questions[number] for item in items])
-                for number in range(len(items[0].questions))
-            ]
+            done: list[Tensor] = []
+            turn = turn_of(session, rows, len(items[0].questions))
+            for number in range(len(items[0].questions)):
+                questions = [item.questions[number] for item in items]
+                if number == turn:
+                    asked_next = prompts_of(side, questions, state)
+                    note_read(session, side, state, rows, asked_next, step=step_of(state, asked_next), forked=True)
+                done.append(_answer(side, fork(side, state), questions))
         known = torch.stack(done, dim=1)
         if plain:
             baseline_memo.put(key, known)
@@ -152,16 +157,26 @@ def _read(values: Sequence[float]) -> Answer:
     )
 
 
+def prompts_of(side: Side, questions: Sequence[Question], state: State) -> Tensor:
+    """Return the tokens of the questions (batch, n)."""
+    ids = [encode(side.loaded.tokenizer, question.prompt) for question in questions]
+    return torch.tensor(ids, device=state.source.device)
+
+
+def step_of(state: State, prompt: Tensor) -> int:
+    """Return how many tokens of a question go into one call."""
+    return int(prompt.shape[1]) if state.pattern.multi else 1
+
+
 def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
     """Score one question per row on its own copy of the context's cache; returns (batch, 6), the fields of `Answer`.
 
     The question is one call, the answer goes token by token. When every answer token is the most likely one, greedy
     generation would repeat exactly these calls and produce the answer, so it runs only where teacher forcing fails.
     """
-    tokenizer, device = side.loaded.tokenizer, state.source.device
-    prompt = torch.tensor([encode(tokenizer, q.prompt) for q in questions], device=device)
-    target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=device)
-    asked = extend(side, state, prompt, step=prompt.shape[1] if state.pattern.multi else 1)
+    tokenizer, prompt = side.loaded.tokenizer, prompts_of(side, questions, state)
+    target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=prompt.device)
+    asked = extend(side, state, prompt, step=step_of(state, prompt))
     free = fork(side, state)
     logits = asked[:, -1:]
     if target.shape[1] > 1:

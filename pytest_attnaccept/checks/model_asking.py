@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pytest_attnaccept.checks.model_answers import prompts_of, step_of
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
 from pytest_attnaccept.checks.model_held import note_stored
+from pytest_attnaccept.checks.model_read import note_read, turn_of
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -136,18 +138,22 @@ def _answered(session: ModelSession, side: Side, items: Sequence[TaskItem], rows
     with side.running():
         state = prefill(side, rows, how)
         note_stored(session, side, state)
+        turn = turn_of(session, rows, count)
         for number in range(count):
-            found = _answer(side, fork(side, state), [item.questions[number] for item in items])
+            questions = [item.questions[number] for item in items]
+            if number == turn:
+                asked = prompts_of(side, questions, state)
+                note_read(session, side, state, rows, asked, step=step_of(state, asked), forked=True)
+            found = _answer(side, fork(side, state), questions)
             answers[:, number, : found.shape[1]] = found
     return answers
 
 
 def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
     """Score one question per row; `state` is changed. Returns (batch, columns)."""
-    tokenizer, device = side.loaded.tokenizer, state.source.device
-    prompt = torch.tensor([encode(tokenizer, q.prompt) for q in questions], device=device)
-    target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=device)
-    asked = extend(side, state, prompt, step=prompt.shape[1] if state.pattern.multi else 1)
+    tokenizer, prompt = side.loaded.tokenizer, prompts_of(side, questions, state)
+    target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=prompt.device)
+    asked = extend(side, state, prompt, step=step_of(state, prompt))
     free = fork(side, state)
     logits = asked[:, -1:]
     if target.shape[1] > 1:

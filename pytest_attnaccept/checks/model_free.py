@@ -18,6 +18,7 @@ from torch import Tensor
 from pytest_attnaccept.checks.model_data import batches
 from pytest_attnaccept.checks.model_evidence import pattern_of
 from pytest_attnaccept.checks.model_held import note_stored
+from pytest_attnaccept.checks.model_read import note_read
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import extend, fork, greedy, prefill
 
@@ -75,6 +76,7 @@ def continued(
         with side.running():
             state = prefill(side, ids[:, : context - 1], how)
             note_stored(session, side, state)
+            note_read(session, side, state, ids[:, : context - 1], ids[:, context - 1 : -1], step=how.step, forked=False)
             other = fork(side, state)
             logits = extend(side, state, ids[:, context - 1 : -1]).double()
             made += greedy(side, other, free).tolist()

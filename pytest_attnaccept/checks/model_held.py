@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pytest_attnaccept.checks.model_storage import Moment, gates_of, moment
+from pytest_attnaccept.checks.model_read import forget_read, not_read_where_judged, note_read, turn_of
+from pytest_attnaccept.checks.model_storage import Moment, gates_of, moment, unreadable
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import LayerStorage
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, parse_pattern, prefill
@@ -25,23 +26,27 @@ if TYPE_CHECKING:
 __all__ = ["continued_text", "forget_stored", "note_stored", "stored_too_much"]
 
 _HELD, _PLAIN = "held", "held by the baseline"  # keys of the session's memo
+_ENTRIES, _BYTES, _FEWEST = range(3)  # which extremes are kept: the most entries, the most bytes, the fewest bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """The most that a cache held after contexts of one length in one pattern, and one of these contexts."""
+    """The most or the least that a cache held after contexts of one length in one pattern, and one of these contexts."""
 
     moment: Moment
     ids: Tensor
 
     @property
-    def size(self) -> tuple[int, int]:
-        return sum(layer.entries or 0 for layer in self.moment.layers), self.moment.total_bytes
+    def size(self) -> tuple[int, int, int]:
+        """What is compared: entries, bytes, and fewness of bytes."""
+        total = self.moment.total_bytes
+        return sum(layer.entries or 0 for layer in self.moment.layers), total, -total
 
 
 def forget_stored(session: ModelSession) -> None:
     """Begin a check: what an earlier one saw was judged there."""
     session.memo[_HELD] = {}
+    forget_read(session)
 
 
 def note_stored(session: ModelSession, side: Side, state: State) -> None:
@@ -55,7 +60,7 @@ def note_stored(session: ModelSession, side: Side, state: State) -> None:
     found = moment(side, state, f"after a context of {state.seen} tokens", rows=rows)
     here = _Held(moment=found, ids=state.source[:1])
     held = session.memo.setdefault(_HELD, {})
-    for order in (0, 1):  # the most entries, and the most bytes
+    for order in (_ENTRIES, _BYTES, _FEWEST):
         key = (state.pattern.name, state.seen, rows, order)
         if key not in held or here.size[order] > held[key].size[order]:
             held[key] = here
@@ -65,9 +70,16 @@ def continued_text(session: ModelSession, side: Side, ids: Tensor, context: int,
     """Return what `through_cache.teacher_forced` returns, and remember what was stored before the continuation."""
     if not 2 <= context < ids.shape[1]:
         raise ContractError(f"a context of {context} tokens leaves nothing to score in a text of {ids.shape[1]}")
-    state = prefill(side, ids[:, : context - 1], pattern)
+    before, after = ids[:, : context - 1], ids[:, context - 1 : -1]
+    state = prefill(side, before, pattern)
     note_stored(session, side, state)
-    return extend(side, state, ids[:, context - 1 : -1])
+    first = turn_of(session, before, 2) == 0
+    if first:
+        note_read(session, side, state, before, after, step=pattern.step, forked=False)
+    logits = extend(side, state, after)
+    if not first:
+        note_read(session, side, state, before, after, step=pattern.step, forked=False)
+    return logits
 
 
 def stored_too_much(session: ModelSession) -> tuple[Refusal, ...]:
@@ -76,10 +88,15 @@ def stored_too_much(session: ModelSession) -> tuple[Refusal, ...]:
     if not held:
         return ()
     plain = _plain(session, max(held.values(), key=lambda each: each.moment.tokens))
-    for (pattern, tokens, rows, _), each in held.items():
+    for (pattern, tokens, rows, order), each in held.items():
         reference = replace(
             plain, tokens=tokens, layers=tuple(_scaled(x, plain.tokens, tokens, rows) for x in plain.layers)
         )
+        if order == _FEWEST:
+            hidden = unreadable(session, reference, each.moment)
+            if hidden:
+                return (Refusal(verdict=Verdict.INVALID, reason=f"{hidden} ({pattern}, where answers are judged)"),)
+            continue
         for gate in gates_of(session, (reference,), {pattern: (each.moment,)}, tokens):
             if not gate.value <= gate.limit:
                 words = (
@@ -87,7 +104,7 @@ def stored_too_much(session: ModelSession) -> tuple[Refusal, ...]:
                 )
                 reason = f"{words} is beyond {gate.limit:.4g} ({gate.origin})"
                 return (Refusal(verdict=Verdict.FAIL, reason=reason),)
-    return ()
+    return not_read_where_judged(session)
 
 
 def _plain(session: ModelSession, longest: _Held) -> Moment:

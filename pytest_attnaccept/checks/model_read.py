@@ -1,0 +1,177 @@
+"""Is what is stored what is read, in the runs that are judged and not only in those of `footprint`?
+
+A candidate may store what it claims and continue from an original that it keeps elsewhere, for some lengths, batches or call
+patterns only. So the cache of some judged contexts is damaged in a second run of the same calls, and the logits must move
+as the baseline's do: the first context of every pattern, batch size and doubling of the length, and one in eight others,
+chosen by their tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pytest_attnaccept.checks.damage import WHOLE, Effect, Part, bypassed, effect, layers_of, parts_of, unread
+from pytest_attnaccept.engines.memo import baseline_memo
+from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, prefill
+from pytest_attnaccept.errors import AttnAcceptError
+from pytest_attnaccept.measurement import Refusal
+from pytest_attnaccept.taxonomy import Verdict
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.checks.model_session import ModelSession
+
+__all__ = ["forget_read", "not_read_where_judged", "note_read", "turn_of"]
+
+_PROBES, _COUNTS = "read probes", "read counts"  # keys of the session's memo
+_ONE_IN = 8  # policy: an eighth of the contexts costs a few percent of the calls and meets a habit within a sample
+# measured: the last layer of pyramidkv, a few entries of a short context, shows .023 in its worst text (token by token);
+# layers that answer from originals less than a thousandth
+_READ_LAYER = 0.005
+_TOKENS = 4  # of the continuation that is compared, as in `footprint`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """What damage to the cache of a judged batch of contexts did to the candidate.
+
+    `forked`: the judged continuation ran on a copy of the cache, so the damaged one does too.
+    """
+
+    ids: Tensor
+    following: Tensor
+    pattern: Pattern
+    step: int
+    forked: bool
+    layers: int
+    effects: Mapping[str, Effect]
+
+
+def forget_read(session: ModelSession) -> None:
+    """Begin a check."""
+    session.memo[_PROBES] = []
+    session.memo[_COUNTS] = {}
+
+
+def note_read(
+    session: ModelSession, side: Side, state: State, ids: Tensor, following: Tensor, *, step: int, forked: bool
+) -> None:
+    """Damage what `side` stores of the contexts `ids` (batch, n) and keep what it changes; call inside ``side.running()``.
+
+    Parameters
+    ----------
+    state
+        The filled cache; left as it is.
+    following
+        What the judged continuation feeds next (batch, m), in calls of `step` tokens.
+    """
+    if not _is_judged(session, side) or not _due(session, state, ids):
+        return
+    fed = following[:, : max(step, _TOKENS)]
+    layers = len(layers_of(state.cache))
+    parts = _chosen(parts_of(state.cache), layers, _digest(session, ids))
+    found = _effects(side, _again(side, state, ids, forked=forked), fed, step, parts)
+    session.memo[_PROBES].append(
+        _Probe(ids=ids, following=fed, pattern=state.pattern, step=step, forked=forked, layers=layers, effects=found)
+    )
+
+
+def _is_judged(session: ModelSession, side: Side) -> bool:
+    """Whether `side` is the candidate, or the candidate at another budget of a curve, and claims something of its cache."""
+    if not session.claim.about_kv or _PROBES not in session.memo or not _share_tokens(session):
+        return False
+    curve = (held for key, held in session.memo.items() if key.startswith("budget:"))
+    return side is session.candidate or any(side is other for other in curve)
+
+
+def _share_tokens(session: ModelSession) -> bool:
+    """Whether the baseline can be given the candidate's tokens."""
+    ours, theirs = session.baseline.loaded.tokenizer, session.candidate.loaded.tokenizer
+    if "read vocabulary" not in session.memo:
+        session.memo["read vocabulary"] = ours is theirs or ours.get_vocab() == theirs.get_vocab()
+    return bool(session.memo["read vocabulary"])
+
+
+def _due(session: ModelSession, state: State, ids: Tensor) -> bool:
+    counts = session.memo[_COUNTS]
+    key = (state.pattern.name, int(ids.shape[0]), state.seen.bit_length())
+    counts[key] = counts.get(key, 0) + 1
+    return counts[key] == 1 or _digest(session, ids) % _ONE_IN == 0
+
+
+def turn_of(session: ModelSession, ids: Tensor, count: int) -> int:
+    """Return before which of `count` judged continuations of a batch the damaged one runs: nobody should know."""
+    return _digest(session, ids) // _ONE_IN % max(1, count)
+
+
+def _digest(session: ModelSession, ids: Tensor) -> int:
+    content = f"{session.seed}|{tuple(ids.shape)}|".encode() + ids.cpu().numpy().tobytes()
+    return int.from_bytes(hashlib.sha256(content).digest()[:6], "big")
+
+
+def _chosen(parts: Mapping[str, Part], layers: int, digest: int) -> dict[str, Part]:
+    """Return one layer, and keys and values apart where that is possible; everything together is less than those two."""
+    names = [f"layer {digest // (_ONE_IN * _ONE_IN) % layers}"] if layers else []
+    names += ["keys", "values"] if "keys" in parts else [WHOLE]
+    return {name: parts[name] for name in names}
+
+
+def _again(side: Side, state: State, ids: Tensor, *, forked: bool) -> Callable[[], State]:
+    """Return what makes another cache of the same contexts, as the judged continuation got its own."""
+    if forked:
+        return lambda: fork(side, state)
+    return lambda: prefill(side, ids, state.pattern)
+
+
+def _effects(
+    side: Side, again: Callable[[], State], fed: Tensor, step: int, parts: Mapping[str, Part]
+) -> dict[str, Effect]:
+    expected = extend(side, again(), fed, step=step)[:, :_TOKENS]
+    return {name: effect(side, again(), part, fed, expected, step) for name, part in parts.items()}
+
+
+def not_read_where_judged(session: ModelSession) -> tuple[Refusal, ...]:
+    """Return why the judged answers were no answers from what is stored, or nothing."""
+    for probe in session.memo.get(_PROBES) or ():
+        words = bypassed(unread(_baseline(session, probe), probe.effects, layer=_READ_LAYER))
+        if words:
+            rows = "" if probe.ids.shape[0] == 1 else f", batch of {probe.ids.shape[0]}"
+            where = f" (where answers are judged: {probe.pattern.name}, {probe.ids.shape[1]} tokens{rows})"
+            return (Refusal(verdict=Verdict.INVALID, reason=words + where),)
+    return ()
+
+
+def _baseline(session: ModelSession, probe: _Probe) -> dict[str, Effect]:
+    """Return what the same damage does to the baseline; a baseline that cannot show it shows nothing."""
+    side = session.baseline
+    texts = tuple(x.cpu().numpy().tobytes() for x in (probe.ids, probe.following))
+    key = ("read", *texts, probe.ids.shape[0], probe.pattern, probe.step, tuple(probe.effects), probe.layers)
+    known = None if side.changes else baseline_memo.get((*key, session.baseline_key))
+    if known is None:
+        known = _measured(side, probe)
+        if not side.changes:
+            baseline_memo.put((*key, session.baseline_key), known)
+    return {name: None if float(row.min()) < 0 else row for name, row in zip(probe.effects, known, strict=True)}
+
+
+def _measured(side: Side, probe: _Probe) -> Tensor:
+    """Return the effects on `side` (parts, rows); negative where a part cannot be compared."""
+    nothing = -torch.ones(probe.ids.shape[0])
+    try:
+        with side.running():
+            state = prefill(side, probe.ids, probe.pattern)
+            parts = parts_of(state.cache)
+            alike = len(layers_of(state.cache)) == probe.layers
+            names = [name for name in probe.effects if name in parts and (alike or not name.startswith("layer"))]
+            again = _again(side, state, probe.ids, forked=True)
+            found = _effects(side, again, probe.following, probe.step, {name: parts[name] for name in names})
+    except AttnAcceptError:  # the check itself reports a baseline that cannot run
+        found = {}
+    rows = [found.get(name) for name in probe.effects]
+    return torch.stack([nothing if row is None else row for row in rows])
