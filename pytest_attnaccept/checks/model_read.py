@@ -2,8 +2,9 @@
 
 A candidate may store what it claims and continue from an original that it keeps elsewhere, for some lengths, batches or call
 patterns only. So the cache of some judged contexts is damaged in a second run of the same calls, and the logits must move
-as the baseline's do: the first context of every pattern, batch size and doubling of the length, and one in eight others,
-chosen by their tokens.
+as the baseline's do: the first context of every pattern, alone and in a batch, in every doubling of the length, and one in eight others,
+chosen by their tokens. A stack that this package applied itself has no habits of that kind: one context of each kind per
+session, on copies of its cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.damage import WHOLE, Effect, Part, bypassed, effect, layers_of, parts_of, unread
+from pytest_attnaccept.checks.stack_memo import shared_key
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, prefill
@@ -56,7 +58,8 @@ class _Probe:
 def forget_read(session: ModelSession) -> None:
     """Begin a check."""
     session.memo[_PROBES] = []
-    session.memo[_COUNTS] = {}
+    if not _ours(session):
+        session.memo[_COUNTS] = {}
 
 
 def note_read(
@@ -76,6 +79,7 @@ def note_read(
     fed = following[:, : max(step, _TOKENS)]
     layers = len(layers_of(state.cache))
     parts = _chosen(parts_of(state.cache), layers, _digest(session, ids))
+    forked = forked or _ours(session)
     found = _effects(side, _again(side, state, ids, forked=forked), fed, step, parts)
     session.memo[_PROBES].append(
         _Probe(ids=ids, following=fed, pattern=state.pattern, step=step, forked=forked, layers=layers, effects=found)
@@ -99,10 +103,14 @@ def _share_tokens(session: ModelSession) -> bool:
 
 
 def _due(session: ModelSession, state: State, ids: Tensor) -> bool:
-    counts = session.memo[_COUNTS]
-    key = (state.pattern.name, int(ids.shape[0]), state.seen.bit_length())
+    counts = session.memo.setdefault(_COUNTS, {})
+    key = (state.pattern.name, ids.shape[0] > 1, state.seen.bit_length())
     counts[key] = counts.get(key, 0) + 1
-    return counts[key] == 1 or _digest(session, ids) % _ONE_IN == 0
+    return counts[key] == 1 or (not _ours(session) and _digest(session, ids) % _ONE_IN == 0)
+
+
+def _ours(session: ModelSession) -> bool:
+    return shared_key(session, session.candidate) is not None
 
 
 def turn_of(session: ModelSession, ids: Tensor, count: int) -> int:

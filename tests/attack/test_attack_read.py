@@ -17,6 +17,7 @@ from pytest_attnaccept.engines.specs import parse_spec
 from pytest_attnaccept.methods.codec import Codec
 from pytest_attnaccept.methods.eviction import SinksAndRecent
 from pytest_attnaccept.methods.layer import PolicyLayer
+from pytest_attnaccept.methods.stack import apply_stack
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
@@ -210,6 +211,7 @@ def every_context(session, checks):
 )
 def test_what_every_registered_method_stores_is_what_it_reads(spec, members, monkeypatch):
     monkeypatch.setattr(model_read, "_ONE_IN", 1)
+    monkeypatch.setattr(model_read, "_ours", lambda session: False)
     with open_session(baseline=load(parse_spec(spec)), stack=stack(*members)) as session:
         said, probes = every_context(session, [
             ("needle", {**NEEDLE, "patterns": ("one-shot", "chunk-64", "warm-prefix")}),
@@ -321,7 +323,8 @@ def test_caches_and_presses_of_users_are_not_accused(toy, name, monkeypatch):
 
 
 def test_one_context_in_eight_is_probed(toy):
-    with open_session(baseline=toy, stack=stack(("kv8", {}))) as session:
-        object.__setattr__(session, "identity", None)  # rows go through the model one by one
-        session.measure("needle", {"tier": 0.25, "contexts": 40, "questions_per_context": 1})
-        assert 2 <= len(session.memo[model_read._PROBES]) <= 12
+    around = Candidate(toy.model, cache=apply_stack(toy.model, stack(("kv8", {}))).candidate.cache)
+    for candidate, least, most in ((around, 2, 12), (None, 1, 1)):
+        with open_session(candidate=candidate, baseline=toy, stack=stack(("kv8", {}))) as session:
+            session.measure("needle", {"tier": 0.25, "contexts": 40, "questions_per_context": 1})
+            assert least <= len(session.memo[model_read._PROBES]) <= most
