@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pytest_attnaccept.checks.model_slack import take_slack
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import LayerStorage, layer_storage
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, prefill
@@ -57,7 +58,8 @@ def moments(side: Side, row: Tensor, context: int, pattern: Pattern) -> tuple[Mo
 
 
 def moment(side: Side, state: State, words: str, rows: int = 1) -> Moment:
-    """Return what the cache of `state` holds now; `words` says when that is."""
+    """Return what the cache of `state` holds now; `words` says when that is. What is behind its views is dropped first."""
+    take_slack(state.cache)
     layers = layer_storage(state.cache)
     declared = side.around.kv_footprint
     if declared is not None:
