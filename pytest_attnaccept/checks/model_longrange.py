@@ -19,6 +19,7 @@ from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, PairedScores, Threshold
 from pytest_attnaccept.tasks import Parameter, TaskItem, generate
+from pytest_attnaccept.tasks.blind import constant_score
 from pytest_attnaccept.tasks.data.load import DATA_FAMILIES, load_items
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ DEFAULTS: Mapping[str, object] = {
     "patterns": ("one-shot",),
     "path": "",  # families of real data: a file, a folder written by datasets, or hub:OWNER/NAME
 }
+_CERTAIN = 1.0 - 1e-9  # a guess that is always right: no baseline beats it
 REPEAT = "repeat:"  # label of a question that repeats an earlier one: "repeat:0" repeats the first
 
 Rows = Sequence[Sequence[TaskAnswer]]
@@ -103,8 +105,10 @@ def _losses(
 
 
 def _source(item: TaskItem) -> str:
-    """Return what the independent unit is: the text that was read, for data with several questions about one text."""
-    return str(item.parameters.get("source", item.digest))
+    """Return what the independent unit is: the text that was read. Another question about it is no further evidence."""
+    if item.task in DATA_FAMILIES:
+        return str(item.parameters["source"])  # the text before it was cut
+    return hashlib.sha256(item.context.encode("utf-8")).hexdigest()[:16]
 
 
 def _by_source(items: Sequence[TaskItem], rows: Sequence[Sequence[_Value]]) -> list[list[_Value]]:
@@ -135,13 +139,17 @@ def items_of(session: ModelSession, given: Params, length: int) -> tuple[list[Ta
     def fit(text: str) -> int:
         return len(encode(loaded.tokenizer, text))
 
+    def writes(text: str) -> bool:
+        unknown = getattr(loaded.tokenizer, "unk_token_id", None)
+        return unknown is None or unknown not in encode(loaded.tokenizer, text)
+
     if family in DATA_FAMILIES:
         if parameters:
             raise ContractError(f"{given.check}: {family} is real data and has no parameters, got {dict(parameters)!r}")
         source = str(given.given["path"] or "")
         if not source:
             raise ContractError(f"{given.check}: {family} is real data and needs path: FILE or hub:OWNER/NAME")
-        found = load_items(family, source, fit=fit, target_tokens=room, first=first, count=count)
+        found = load_items(family, source, fit=fit, target_tokens=room, first=first, count=count, writes=writes)
         return list(found.items), [Fact(name=f"data[{length}]", value=found.report)]
     chosen: dict[str, Parameter] = dict(parameters)
     items = [
@@ -150,19 +158,27 @@ def items_of(session: ModelSession, given: Params, length: int) -> tuple[list[Ta
     ]
     if not all(item.questions for item in items):
         raise ContractError(f"{given.check}: a context without a question measures nothing")
+    lost = next((q.answer for item in items for q in item.questions if not writes(q.answer)), None)
+    # Generated, such an answer is never right, and the baseline's score says so. Forced, it is one unknown token after
+    # another, which are right whatever was read.
+    if lost is not None and given.text("score", "generated") == "teacher_forced":
+        raise ContractError(
+            f"{given.check}: the tokenizer of {loaded.spec} has no tokens for the answer {lost.strip()!r}; choose parameters"
+            " of the family whose values it can write"
+        )
     return items, []
 
 
 def _chance(items: Sequence[TaskItem], score: str) -> float:
     """Return the mean score of a blind guesser: of the whole family, or of one who picks among answer and foils.
 
-    A mean, as the baseline's score is one: yes-or-no questions among many others are no coin flip for the whole.
+    A mean, as the baseline's score is one: yes-or-no questions among many others are no coin flip for the whole. Who gives
+    the same answer every time is a blind guesser too.
     """
-    if score != "choice":
-        return _mean([item.chance for item in items for _ in item.questions])
-    if any(not question.foils for item in items for question in item.questions):
+    if score == "choice" and any(not question.foils for item in items for question in item.questions):
         raise ContractError("score: choice needs foils, and this family has questions without them")
-    return _mean([question.choice_chance for item in items for question in item.questions])
+    guess = _mean([q.choice_chance if score == "choice" else item.chance for item in items for q in item.questions])
+    return min(max(guess, constant_score(items, generated=score == "generated")), _CERTAIN)
 
 
 def _gates(items: Sequence[TaskItem], base: Rows, cand: Rows, score: str, cell: str, length: int) -> list[PairedScores]:

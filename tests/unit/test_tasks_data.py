@@ -11,6 +11,7 @@ import pytest
 
 from pytest_attnaccept.errors import ContractError, EngineError, UnknownNameError
 from pytest_attnaccept.profile_checks import DATA_FAMILIES as LISTED
+from pytest_attnaccept.tasks.blind import constant_score
 from pytest_attnaccept.tasks.data.load import DATA_FAMILIES, load_items
 from pytest_attnaccept.tasks.data.longbench import TASKS
 from pytest_attnaccept.tasks.data.rows import read_rows
@@ -108,6 +109,23 @@ BAD = [
     ("hotpotqa", {**HOTPOT, "answer": "Yes Album"}, "said in no document"),
     ("musique", {**MUSIQUE, "answerable": False}, "not answerable"),
     ("musique", {**MUSIQUE, "paragraphs": "x"}, "'paragraphs' is missing"),
+    # Compared as texts these would be the answers "None" and "nan", which no model gives and no difference shows.
+    ("musique", {**MUSIQUE, "answer_aliases": [None]}, "holds None, which is no answer"),
+    ("longbench.hotpotqa", {"input": "x", "context": "c", "answers": [float("nan")]}, "holds nan, which is no answer"),
+    ("longbench.hotpotqa", {"input": "x", "context": "c", "answers": [True]}, "holds True, which is no answer"),
+    ("longbench.hotpotqa", {"input": "x", "context": "c", "answers": [["Rush"]]}, "which is no answer"),
+    ("longbench.hotpotqa", {"input": None, "context": "c", "answers": ["c"]}, "'input' is missing"),
+    ("longbench.hotpotqa", {"input": "x", "context": "c", "answers": [" "]}, "a reference is empty"),
+    ("longbench.hotpotqa", {"input": "x", "context": "c", "answers": ["The ..."]}, "scores nothing by qa_f1"),
+    ("longbench.lcc", {"input": "", "context": "a\nb\n", "answers": ["# a comment"]}, "scores nothing by code"),
+    ("longbench.hotpotqa", {"input": "x", "context": "c \ud800", "answers": ["c"]}, "surrogates not allowed"),
+    ("ruler_multikey", {**NEEDLE, "outputs": [None]}, "holds None"),
+    (
+        "kv_retrieval",
+        {**PAIRS, "ordered_kv_records": [["b2", "b2"], ["a1", "b1"]], "key": "b2"},
+        "the question holds the answer",
+    ),
+    ("lambada", {"context": "one two three", "continuation": 4}, "'continuation' is missing"),
     (
         "longbench.trec",
         {"input": "x", "context": "c", "answers": ["Town"], "all_classes": ["City"]},
@@ -141,6 +159,104 @@ def test_broken_and_repeated_rows_are_counted(tmp_path):
     assert found.rows == 4
     with pytest.raises(ContractError, match="holds no readable row"):
         load("kv_retrieval", write(tmp_path / "rows.jsonl", "{", "x"))
+
+
+def test_a_row_with_the_id_of_another_is_not_used(tmp_path):
+    rows = [
+        {"_id": name, "input": "Which?", "context": f"{word} plays.", "answers": [word]}
+        for name, word in (("a", "Rush"), ("b", "Yes"), ("a", "Who"))
+    ]
+    found = load("longbench.hotpotqa", write(tmp_path / "rows.jsonl", *rows))
+    assert [(r.row, r.reason) for r in found.rejected] == [(3, "its id 'a' is that of row 1")]
+    assert len(found.items) == 2
+
+
+def test_an_answer_that_the_question_names_is_half_guessed(tmp_path):
+    row = {"input": "Which is older, Rush or Yes?", "context": "Rush began first, then Yes.", "answers": ["Rush"]}
+    (item,) = load("longbench.hotpotqa", write(tmp_path / "rows.jsonl", row)).items
+    assert item.chance == 0.5
+
+
+def test_a_set_whose_answers_are_all_equal_can_be_guessed(tmp_path):
+    rows = [{"input": f"Which {n}?", "context": f"Rush plays {n}.", "answers": ["Rush"]} for n in range(12)]
+    found = load("longbench.hotpotqa", write(tmp_path / "rows.jsonl", *rows))
+    assert constant_score(found.items) == 1.0
+    assert {item.chance for item in found.items} == {0.0}  # a row does not know the others
+
+
+def test_answers_that_a_tokenizer_cannot_write_are_not_asked(tmp_path):
+    rows = [{**PAIRS, "value": v, "ordered_kv_records": [["a2", v], ["a3", "x"]]} for v in ("b2", "乙")]
+    found = load("kv_retrieval", write(tmp_path / "rows.jsonl", *rows), writes=str.isascii)
+    assert [(r.row, r.reason) for r in found.rejected] == [(2, "the tokenizer has no tokens for the answer '乙'")]
+
+
+FORMS = {
+    "byte order mark": (b"\xef\xbb\xbf", b"\n", "rows.jsonl"),
+    "two bytes a line end": (b"", b"\r\n", "rows.jsonl"),
+    "packed": (b"", b"\n", "rows.jsonl.gz"),
+    "packed with a byte order mark": (b"\xef\xbb\xbf", b"\r\n", "rows.jsonl.gz"),
+}
+
+
+@pytest.mark.parametrize(("before", "end", "name"), FORMS.values(), ids=FORMS)
+def test_marks_and_line_ends_change_nothing(tmp_path, before, end, name):
+    others = [{**PAIRS, "ordered_kv_records": [["a2", "b2"], ["k", f"v{n}"]]} for n in range(3)]
+    content = before + end.join(json.dumps(row).encode() for row in others) + end
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    found = load("kv_retrieval", tmp_path / name)
+    assert (len(found.items), found.rejected) == (3, ())
+    table = b"6\t( [SM 7 9 ] )" + end + b"9\t( [MAX 7 9 ] )" + end
+    (tmp_path / "rows.tsv").write_bytes(before + table)
+    assert [i.questions[0].answer for i in load("listops_text", tmp_path / "rows.tsv").items] == [" 6", " 9"]
+
+
+CONTENTS = {
+    "cut while packed": gzip.compress(json.dumps(PAIRS).encode() * 50)[:-20],
+    "not packed at all": json.dumps(PAIRS).encode(),
+    "empty": gzip.compress(b""),
+    "two bytes a character": gzip.compress(json.dumps(PAIRS).encode("utf-16")),
+    "not UTF-8": gzip.compress('{"key": "ü"}'.encode("latin-1")),
+    "blank lines": gzip.compress(b"\n\r\n \n"),
+    "a list that does not end": gzip.compress(b'[{"key": "a2"},'),
+    "deep": gzip.compress(b"[" * 100_000),
+    "a number too long to read": gzip.compress(b'{"key": ' + b"9" * 10_000 + b"}"),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_a_file_that_cannot_be_read_is_an_error_and_not_an_empty_set(tmp_path, content):
+    (tmp_path / "rows.jsonl.gz").write_bytes(content)
+    with pytest.raises(ContractError, match="data: "):
+        load("kv_retrieval", tmp_path / "rows.jsonl.gz")
+
+
+def test_a_file_that_was_cut_off_loses_its_last_row_by_name(tmp_path):
+    rows = [json.dumps({**PAIRS, "ordered_kv_records": [["a2", "b2"], ["k", f"v{n}"]]}) for n in range(4)]
+    found = load("kv_retrieval", write(tmp_path / "rows.jsonl", *rows[:3], rows[3][:20]))
+    assert [(r.row, r.reason.split(":")[0]) for r in found.rejected] == [(4, "not valid JSON")]
+    assert found.report.startswith("3 of 4 rows")
+
+
+def test_another_kind_of_rows_is_no_row_of_this_set(tmp_path):
+    for name, row in (("kv_retrieval", HOTPOT), ("hotpotqa", PAIRS), ("musique", HOTPOT), ("lambada", LINES)):
+        with pytest.raises(ContractError, match="no row of .* can be used"):
+            load(name, write(tmp_path / "rows.jsonl", row))
+
+
+def test_a_line_of_many_megabytes_is_read(tmp_path):
+    text = "x " * 2_000_000 + "Rush."
+    (item,) = load(
+        "longbench.hotpotqa", write(tmp_path / "rows.jsonl", {"input": "?", "context": text, "answers": ["Rush"]})
+    ).items
+    assert fit(item.context + item.questions[0].prompt) + 32 <= 10_000
+
+
+def test_several_splits_are_no_set(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.DatasetDict({"train": datasets.Dataset.from_list([WORD])}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ContractError, match="holds the splits train; name one"):
+        load("lambada", tmp_path / "saved")
+    assert len(load("lambada", tmp_path / "saved" / "train").items) == 1
 
 
 def test_every_form_of_a_file_gives_the_same_items(tmp_path):

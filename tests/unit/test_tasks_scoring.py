@@ -1,10 +1,14 @@
 """What each metric counts, and what must not count."""
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from pytest_attnaccept.errors import UnknownNameError
+from pytest_attnaccept.tasks.blind import constant_score
 from pytest_attnaccept.tasks.data.metrics import DATA_METRICS, common_subsequence, normalised
-from pytest_attnaccept.tasks.items import Question
+from pytest_attnaccept.tasks.items import Question, TaskItem, make_item
 from pytest_attnaccept.tasks.scoring import METRICS, score_answer, set_f1, stands_in
 
 
@@ -125,4 +129,134 @@ def test_small_parts():
     assert set_f1([], ["a"]) == 0.0
     assert common_subsequence("abcde", "ace") == 3
     assert common_subsequence("", "ace") == 0
-    assert normalised("The  Well-known, (old) House!") == "well known old house"
+    assert normalised("The  Well-known, (old) House!") == "wellknown old house"
+
+
+# -- against an independent computation of what the benchmarks define, on generated texts --------------------------------
+
+WORDS = (
+    "the", "a", "an", "Rome", "rome,", "ROME.", "well-known", "well", "known", "it's", "its", "2000-2001", "x_y", "(old)",
+    "old", "No.", "7", "Paragraph", "Ünal", "théâtre",
+)  # fmt: skip
+
+
+def tokens_of(text: str) -> list[str]:
+    """SQuAD's normalisation in its order: lower case, punctuation dropped, articles blanked, spaces joined."""
+    kept = "".join(c for c in text.lower() if not 33 <= ord(c) < 127 or c.isalnum())
+    return [word for word in kept.split() if word not in ("a", "an", "the")]
+
+
+def f1_of(found: list[str], wanted: list[str]) -> float:
+    left, same = list(wanted), 0
+    for token in found:
+        if token in left:
+            left.remove(token)
+            same += 1
+    if not same:
+        return 0.0
+    precision, recall = same / len(found), same / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def longest(a, b) -> int:
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+    return table[-1][-1]
+
+
+def texts(draw: random.Random) -> str:
+    return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(9)))
+
+
+def test_token_f1_is_that_of_squad():
+    draw = random.Random(0)
+    for _ in range(600):
+        text, references = texts(draw), [texts(draw) or "x" for _ in range(draw.randrange(1, 4))]
+        wanted = max(f1_of(tokens_of(text), tokens_of(r)) for r in references)
+        assert score_answer(question("qa_f1", *references), text).value == pytest.approx(wanted), (text, references)
+        line = max(f1_of(tokens_of(text.split("\n")[0]), tokens_of(r)) for r in references)
+        assert score_answer(question("qa_f1_line", *references), f"\n\n{text}\nmore").value == pytest.approx(line)
+
+
+def test_rouge_and_code_similarity_are_common_subsequences():
+    draw = random.Random(1)
+    for _ in range(300):
+        text, reference = texts(draw), texts(draw) or "x"
+        a, b = tokens_of(text), tokens_of(reference)
+        wanted = 2 * longest(a, b) / (len(a) + len(b)) if longest(a, b) else 0.0
+        assert score_answer(question("rouge_l", reference), text).value == pytest.approx(wanted)
+        a, b = ("".join(draw.choice("ab =x(") for _ in range(draw.randrange(1, 25))) for _ in range(2))
+        # The similarity of LongBench's code tasks: one minus the edits (a replacement is two) over both lengths.
+        edits = len(a) + len(b) - 2 * longest(a, b)
+        found = score_answer(question("code", b), f"\n# why\n{a}\n{b}").value
+        assert found == pytest.approx(1 - edits / (len(a) + len(b)))
+
+
+def test_classes_paragraphs_and_counts_are_those_of_longbench():
+    draw = random.Random(2)
+    names = ["City", "City name", "State", "Other", "Other number", "Date"]
+    for _ in range(400):
+        right = draw.choice(names)
+        text = " ".join(draw.choice([*names, "is", "the"]) for _ in range(draw.randrange(6)))
+        said = [n for n in names if n in text and (n == right or n not in right)]
+        wanted = 1 / len(said) if right in said else 0.0
+        ask = question("class", right, foils=tuple(f" {n}" for n in names if n != right))
+        assert score_answer(ask, f"\n{text or '-'}\nState City Other").value == wanted, (right, text)
+        numbers = [str(draw.randrange(12)) for _ in range(draw.randrange(5))]
+        number = str(draw.randrange(12))
+        wanted = numbers.count(number) / len(numbers) if numbers else 0.0
+        for reference in (number, f"Paragraph {number}", f"段落{number}"):
+            assert score_answer(question("number", reference), " or ".join(numbers)).value == wanted
+
+
+def test_the_best_of_several_classes_and_numbers_counts():
+    ask = question("class", "City", "State", foils=(" State", " Date"))
+    assert score_answer(ask, " State").value == 1.0
+    assert score_answer(ask, " State or City").value == 0.5
+    assert score_answer(question("number", "7", "8"), " 8").value == 1.0
+
+
+@pytest.mark.parametrize("word", ["don't", "well-known", "o'clock", "rock-n'-roll"])
+def test_a_last_word_may_have_marks_inside(word):
+    assert score_answer(question("word", word), f" {word}, he said").value == 1.0
+    assert score_answer(question("word", word.split("-")[0].split("'")[0]), f" {word}").value == 0.0
+
+
+# -- who gives the same answer every time --------------------------------------------------------------------------------
+
+
+def item(number: int, *questions: Question) -> TaskItem:
+    return make_item(
+        task="t", context=f"context {number}", questions=questions, key_spans=(), chance=0.0, parameters={}
+    )
+
+
+def asked(answer: str, label: str = "") -> Question:
+    return replace(question("exact", form="[a-z]+", answer=f" {answer}"), references=(), label=label)
+
+
+def test_a_constant_answer_is_worth_what_it_is_right_elsewhere():
+    assert constant_score([item(n, asked("yes")) for n in range(10)]) == 1.0
+    assert constant_score([item(n, asked("yes" if n < 7 else "no")) for n in range(10)]) == pytest.approx(6 / 9)
+    # Ten different answers: none of them is right anywhere else, although each is right once.
+    assert constant_score([item(n, asked("abcdefghij"[n])) for n in range(10)]) == 0.0
+    # Said twice about one context is no second success.
+    assert constant_score([item(n, asked("abcdefghij"[n]), asked("abcdefghij"[n])) for n in range(10)]) == 0.0
+    assert constant_score([]) == constant_score([item(0, asked("yes"))]) == 0.0
+
+
+def test_a_constant_answer_may_differ_between_kinds_of_questions():
+    mixed = [item(n, asked("yes", "first"), asked("abcdefghij"[n], "second")) for n in range(10)]
+    assert constant_score(mixed) == pytest.approx(0.5)
+    assert constant_score(mixed, generated=False) == pytest.approx(0.5)
+
+
+def test_a_constant_text_scores_by_the_metric_of_the_question():
+    rows = [
+        replace(question("qa_f1", f"the old bridge number{n}"), answer=f" the old bridge number{n}") for n in range(8)
+    ]
+    found = [item(n, row) for n, row in enumerate(rows)]
+    assert constant_score(found) == pytest.approx(2 / 3)
+    assert constant_score(found, generated=False) == 0.0

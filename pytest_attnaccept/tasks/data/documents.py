@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pytest_attnaccept.tasks.data.examples import DataFamily, Example, RowError, found_at, need, question
+from pytest_attnaccept.tasks.data.examples import DataFamily, Example, RowError, found_at, need, question, texts
 
 __all__ = ["DOCUMENTS"]
 
@@ -56,7 +56,7 @@ def _musique(row: Mapping[str, Any], fit: Callable[[str], int]) -> Example:
     paragraphs = need(row, "paragraphs", list)
     passages = [(str(p["title"]), str(p["paragraph_text"])) for p in paragraphs]
     support = [str(p["title"]) for p in paragraphs if p.get("is_supporting")]
-    answers = (need(row, "answer"), *map(str, row.get("answer_aliases") or ()))
+    answers = (need(row, "answer"), *texts(row.get("answer_aliases") or (), "answer_aliases"))
     return _example(passages, need(row, "question"), answers, support)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_attnaccept.tasks.items import Question
 
-__all__ = ["Convert", "DataFamily", "Example", "RowError", "found_at", "need", "question"]
+__all__ = ["Convert", "DataFamily", "Example", "RowError", "found_at", "need", "question", "texts"]
 
 
 class RowError(Exception):
@@ -56,6 +56,14 @@ def need(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...] = str)
     if not isinstance(value, kind) or value in ("", [], {}):
         raise RowError(f"field {name!r} is missing, empty or of another type")
     return value
+
+
+def texts(values: Sequence[object], name: str) -> tuple[str, ...]:
+    """Return the references of a row as texts; what is neither text nor a whole number would be compared as "None" or "nan"."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise RowError(f"field {name!r} holds {value!r}, which is no answer")
+    return tuple(str(value) for value in values)
 
 
 def found_at(context: str, *texts: str) -> tuple[tuple[int, int], ...]:

@@ -15,9 +15,12 @@ from pytest_attnaccept.tasks.data.longbench import LONGBENCH
 from pytest_attnaccept.tasks.data.retrieval import RETRIEVAL
 from pytest_attnaccept.tasks.data.rows import Rejected, read_rows
 from pytest_attnaccept.tasks.items import KeySpan, TaskItem, make_item
+from pytest_attnaccept.tasks.scoring import score_answer, stands_in
 
 __all__ = ["DATA_FAMILIES", "Loaded", "load_items"]
 
+_IDS = ("_id", "id")  # LongBench and HotpotQA, MuSiQue
+_LOOKED_UP = ("exact", "contains")  # metrics of answers that are looked up: none of them may be in the question
 DATA_FAMILIES: Final[Mapping[str, DataFamily]] = MappingProxyType(
     {family.name: family for family in (*DOCUMENTS, *RETRIEVAL, *LONGBENCH)}
 )
@@ -55,6 +58,7 @@ def load_items(
     target_tokens: int,
     first: int = 0,
     count: int | None = None,
+    writes: Callable[[str], bool] | None = None,
 ) -> Loaded:
     """Read `source` as the data set `name`.
 
@@ -68,6 +72,8 @@ def load_items(
         Most tokens of context + question + answer; what the answer may grow to is part of it.
     first, count
         Which of the usable rows, in the order of the source.
+    writes
+        Whether the tested tokenizer has tokens for a text (None: for every text).
     """
     if name not in DATA_FAMILIES:
         raise UnknownNameError("data set", name, DATA_FAMILIES)
@@ -76,11 +82,14 @@ def load_items(
     items: list[TaskItem] = []
     usable = cut = 0
     seen: set[str] = set()
+    named: dict[str, int] = {}
     for number, row in found.rows:
         if count is not None and len(items) == count:
             break
         try:
+            _require_new(row, number, named)
             whole = _converted(family, row, fit)
+            _require_answerable(whole, writes)
             example, shortened = _fitted(family, whole, fit, target_tokens)
         except RowError as error:
             rejected.append(Rejected(row=number, reason=str(error)))
@@ -113,9 +122,29 @@ def load_items(
     )
 
 
+def _require_new(row: Mapping[str, Any], number: int, named: dict[str, int]) -> None:
+    """Refuse a row whose id an earlier row had: one of the two is not the row that it says it is."""
+    name = next((row[key] for key in _IDS if isinstance(row.get(key), str) and row[key]), None)
+    if name is not None and named.setdefault(name, number) != number:
+        raise RowError(f"its id {name!r} is that of row {named[name]}")
+
+
+def _require_answerable(example: Example, writes: Callable[[str], bool] | None) -> None:
+    """Refuse a row that nobody can get right, or that a tokenizer without the needed tokens gets right by saying nothing."""
+    for asked in example.questions:
+        if score_answer(asked, asked.answer).value <= 0:
+            raise RowError(f"the answer {asked.answer.strip()!r} scores nothing by {asked.metric}")
+        if asked.metric in _LOOKED_UP and any(stands_in(answer, asked.prompt) for answer in asked.expected):
+            raise RowError(f"the question holds the answer {asked.answer.strip()!r}")
+        if writes is not None and not writes(asked.answer):
+            raise RowError(f"the tokenizer has no tokens for the answer {asked.answer.strip()!r}")
+
+
 def _converted(family: DataFamily, row: Mapping[str, Any], fit: Callable[[str], int]) -> Example:
     try:
         example = family.convert(row, fit)
+        for text in (example.context, *(q.prompt + q.answer for q in example.questions)):
+            text.encode("utf-8")  # a lone half of a surrogate pair is no text
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RowError(f"not a row of this data set ({type(error).__name__}: {error})") from error
     if not example.context.strip():
@@ -157,12 +186,14 @@ def _ends(text: str, kept: int) -> str:
 def _item(name: str, example: Example, row: int, target: int, text: str) -> TaskItem:
     """Make the item; ``source`` names the text before it was cut: questions about one text are no independent evidence."""
     length = max(1, len(example.context))
+    # Who picks something that the question names ("Which is older, A or B?") is right more often than a blind guess.
+    named = any(stands_in(answer, q.prompt) for q in example.questions for answer in q.expected)
     depth = example.spans[0][0] / length if example.spans else 0.0
     return make_item(
         task=name,
         context=example.context,
         questions=tuple(replace(q, depth=depth) for q in example.questions),
         key_spans=tuple(KeySpan(start=a, end=b, depth=a / length) for a, b in example.spans),
-        chance=example.chance,
+        chance=max(example.chance, 0.5) if named else example.chance,
         parameters={"row": row, "target_tokens": target, "source": hashlib.sha256(text.encode()).hexdigest()[:12]},
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_attnaccept.tasks.data.examples import DataFamily, Example, RowError, found_at, need, question
+from pytest_attnaccept.tasks.data.examples import DataFamily, Example, RowError, found_at, need, question, texts
 
 __all__ = ["LONGBENCH", "TASKS", "Task"]
 
@@ -109,16 +109,18 @@ def _converter(name: str, task: Task) -> Callable[[Mapping[str, Any], Callable[[
         del fit  # lengths of answers are fixed by the benchmark
         if row.get("dataset", name) not in (name, f"{name}_e"):
             raise RowError(f"belongs to {row['dataset']!r}")
-        given, answers = need(row, "context"), need(row, "answers", list)
-        context, tail = task.head + given, task.tail.format(input=row.get("input", ""))
+        given, answers = need(row, "context"), texts(need(row, "answers", list), "answers")
+        context, tail = task.head + given, task.tail
+        if "{input}" in tail:
+            tail = tail.format(input=need(row, "input"))
         if not tail:
             context, _, tail = context.rstrip("\n").rpartition("\n")
             tail = f"\n{tail}\n"
-        classes = list(row.get("all_classes") or _paragraphs(task, given, str(answers[0])))
+        classes = list(dict.fromkeys(row.get("all_classes") or _paragraphs(task, given, answers[0])))
         if (task.metric == "class" or classes) and answers[0] not in classes:
             raise RowError(f"the answer {answers[0]!r} is none of all_classes")
         ask = question(
-            tail, task.prefix, tuple(str(answer) for answer in answers), task.metric, task.tokens,
+            tail, task.prefix, answers, task.metric, task.tokens,
             foils=tuple(c for c in classes if c != answers[0]), space="" if task.chinese or not task.prefix else " ",
         )  # fmt: skip
         return Example(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from pytest_attnaccept.tasks.data.examples import DataFamily, Example, RowError, found_at, need, question
+from pytest_attnaccept.tasks.data.examples import DataFamily, Example, RowError, found_at, need, question, texts
 from pytest_attnaccept.tasks.listops import OPERATIONS
 
 __all__ = ["RETRIEVAL"]
@@ -64,20 +64,20 @@ def _passkey(row: Mapping[str, Any], fit: Fit) -> Example:
 
 def _multikey(row: Mapping[str, Any], fit: Fit) -> Example:
     """RULER multikey: a haystack of needles; the question stands at the end of the input."""
-    text, answers = need(row, "input"), need(row, "outputs", list)
+    text, answers = need(row, "input"), texts(need(row, "outputs", list), "outputs")
     start = text.rfind("\nWhat ")
     if start < 0:
         raise RowError("the input has no question")
     context, ask = text[:start], text[start:]
     prefix = ask.rfind("? ")
-    if prefix < 0 or any(context.count(str(answer)) != 1 for answer in answers):
+    if prefix < 0 or any(context.count(answer) != 1 for answer in answers):
         raise RowError("the question has no answer prefix, or an answer does not stand in the text exactly once")
     values = re.findall(r" is: (\S+?)\.(?:\s|$)", context)
     asked = question(
-        ask[: prefix + 1], ask[prefix + 1 :].rstrip(), tuple(map(str, answers)), "contains",
-        fit(" " + ", ".join(map(str, answers))), foils=tuple(v for v in values if v not in answers)[:_FOILS],
+        ask[: prefix + 1], ask[prefix + 1 :].rstrip(), answers, "contains",
+        fit(" " + ", ".join(answers)), foils=tuple(v for v in values if v not in answers)[:_FOILS],
     )  # fmt: skip
-    spans = found_at(context, *map(str, answers))
+    spans = found_at(context, *answers)
     return Example(context=context, questions=(asked,), spans=spans, chance=1.0 / max(1, len(values)))
 
 

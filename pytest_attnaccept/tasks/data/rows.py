@@ -69,15 +69,16 @@ def read_rows(source: str) -> Rows:
         When `datasets` is missing or the Hub cannot be reached.
     """
     if source.startswith(HUB):
-        return _collected(_from_hub(source.removeprefix(HUB)))
+        return _collected(_from_hub(source.removeprefix(HUB)), source)
     path = Path(source)
     if path.is_dir():
-        return _collected(_with_datasets(source, lambda d: d.load_from_disk(source)))
+        return _collected(_with_datasets(source, lambda d: d.load_from_disk(source)), source)
     if not path.is_file():
         raise ContractError(f"data: {source} is neither a file, a folder nor hub:OWNER/NAME")
     if path.suffix in _TABLES:
         kind = _TABLES[path.suffix]
-        return _collected(_with_datasets(source, lambda d: d.load_dataset(kind, data_files=source, split="train")))
+        found = _with_datasets(source, lambda d: d.load_dataset(kind, data_files=source, split="train"))
+        return _collected(found, source)
     try:
         content = path.read_bytes()
         plain = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
@@ -119,10 +120,12 @@ def _lines(text: str, *, table: bool) -> tuple[list[tuple[int, Mapping[str, Any]
     return rows, rejected
 
 
-def _collected(found: Iterable[Mapping[str, Any]]) -> Rows:
+def _collected(found: Iterable[Any], source: str) -> Rows:
+    if isinstance(found, Mapping):
+        raise ContractError(f"data: {source} holds the splits {', '.join(map(str, found))}; name one of them")
     rows = tuple(enumerate((dict(row) for row in found), start=1))
     if not rows:
-        raise ContractError("data: the source holds no row")
+        raise ContractError(f"data: {source} holds no row")
     text = json.dumps([row for _, row in rows], sort_keys=True, ensure_ascii=False, default=str)
     return Rows(rows=rows, rejected=(), digest=hashlib.sha256(text.encode("utf-8")).hexdigest()[:16], known="")
 

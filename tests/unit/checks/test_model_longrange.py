@@ -13,6 +13,7 @@ from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks import model_asking, model_longrange, open_session
 from pytest_attnaccept.checks.model_asking import ask
 from pytest_attnaccept.checks.model_data import encode
+from pytest_attnaccept.checks.model_longrange import _chance, _source
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.memo import baseline_memo
@@ -21,7 +22,8 @@ from pytest_attnaccept.errors import ContractError, UnknownNameError
 from pytest_attnaccept.measurement import PairedScores, Threshold
 from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.registry import Registry, check_knobs
-from pytest_attnaccept.tasks import generate
+from pytest_attnaccept.tasks import Question, TaskItem, generate
+from pytest_attnaccept.tasks.items import make_item
 from pytest_attnaccept.tasks.scoring import score_answer
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
@@ -97,6 +99,40 @@ def test_a_baseline_that_does_not_discriminate_is_invalid_with_the_reason(toy):
             decision = decide(opened.measure(f"long-range-{family}", {"contexts": 30}), LIMITS)
             assert decision.verdict is Verdict.INVALID
             assert "baseline scores" in decision.headline
+
+
+def test_answers_that_the_tokenizer_cannot_write_are_not_scored_token_by_token(toy):
+    """Every coined word is the same unknown token: forced, it would be right whatever the cache has lost."""
+    with session(toy, "kv8") as opened, pytest.raises(ContractError, match="has no tokens for the answer"):
+        opened.measure("long-range-graph_walk", {"contexts": 3, "score": "teacher_forced"})
+
+
+def test_answers_that_are_nearly_always_the_same_discriminate_nothing(toy):
+    """A family of another package: a model that says the usual answer seems to know, and so does one that lost everything."""
+
+    def same(number: int, answer: str) -> TaskItem:
+        ask = Question(text=" Is it?", answer_prefix=" It is", answer=answer, foils=(), max_new_tokens=1, depth=0.0)
+        return make_item(
+            task="same", context=f"Context {number}.", questions=(ask,), key_spans=(), chance=0.01, parameters={}
+        )
+
+    items = [same(n, " red" if n % 10 else " blue") for n in range(50)]
+    assert _chance(items, "generated") == pytest.approx(44 / 49)
+    assert _chance(items, "teacher_forced") == pytest.approx(44 / 49)
+    assert 0.99 < _chance([same(n, " red") for n in range(50)], "generated") < 1.0
+
+
+def test_questions_about_one_context_are_one_unit_whatever_their_family_says():
+    ask = Question(text=" q", answer_prefix="", answer=" a", foils=(), max_new_tokens=1, depth=0.0)
+    first, second = (
+        make_item(
+            task="t", context=context, questions=(replace(ask, answer=answer),), key_spans=(), chance=0.0,
+            parameters={"source": answer},
+        )
+        for context, answer in (("one", " a"), ("one", " b"))
+    )  # fmt: skip
+    assert first.digest != second.digest
+    assert _source(first) == _source(second)
 
 
 def test_a_candidate_that_never_ran_is_invalid(toy):
