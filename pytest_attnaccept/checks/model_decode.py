@@ -145,7 +145,8 @@ def batch_gates(session: ModelSession, row: Tensor, context: int, step: int) -> 
     first, again, second = (_run(session, session.candidate, rows[n : n + 1], context, step)[0] for n in (0, 0, 1))
     alone = torch.cat([first, second])
     rounds = any(claim.bits is not None or claim.always for claim in session.claims)
-    factor, floor = _ROWS_CHOICE if torch.equal(first, again) and not rounds else _ROWS_DRAWS
+    draws = any(method.name == "random_eviction" for method, _ in session.stack)  # with a seed: the same draw again
+    factor, floor = _ROWS_CHOICE if torch.equal(first, again) and not (rounds or draws) else _ROWS_DRAWS
     plain, reference = _run(session, session.baseline, rows, context, step)
     gates: list[Gate] = list(gates_of(session, (reference,), {name: (held,)}, context))
     gap, own = _divergence(together, alone), _divergence(alone, plain)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pytest_attnaccept.checks.damage import Effect, bypassed, effect, parts_of, unread
+from pytest_attnaccept.checks.model_slack import take_slack
 from pytest_attnaccept.checks.model_storage import Moment, moment
 from pytest_attnaccept.engines.memory import left_behind
 from pytest_attnaccept.engines.sides import Side
@@ -62,6 +63,7 @@ def kept_outside(session: ModelSession, row: Tensor, context: int, pattern: Patt
     def run(text: Tensor = row) -> State:
         state = prefill(side, text[:, :context], pattern)
         state.last = None
+        take_slack(state.cache)  # who else holds what is behind a view keeps it outside
         kept[:] = [state]
         return state
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,12 +86,18 @@ def gates_of(
     context: int,
 ) -> Iterator[Threshold]:
     """Yield one entry gate and one byte gate per pattern and moment: the worst layer decides."""
+    acting: list[str] = []  # patterns in which entries are dropped as claimed
     for name, pair in found.items():
         for held, reference in zip(pair, base, strict=True):
             entries = promised_entries(session, context, held.tokens - context)
             where = f"{name}, {held.words}"
             if any(layer.entries is not None for layer in held.layers):
-                yield _entry_gate(session.claim, held, reference, entries, where)
+                gate = _entry_gate(session.claim, held, reference, entries, where)
+                if gate.value <= gate.limit < held.tokens:
+                    acting.append(name)
+                elif gate.value > gate.limit and acting and name not in acting:
+                    gate = replace(gate, seems=f"a method that acts on {acting[0]} prompts and not in {name}")
+                yield gate
             yield _byte_gate(session, held, reference, entries, where)
 
 
@@ -121,7 +127,7 @@ def _entry_gate(claim: Claim, moment: Moment, reference: Moment, entries: int, w
     return Threshold(
         name=f"entries[{where}]", value=worst, limit=float(entries), unit="entries", n=len(moment.layers),
         where=place, origin=f"derived: {claim.source or 'no eviction'} of {moment.tokens} tokens",
-        seems="an eviction by mask only: every entry is still stored" if masked else "",
+        seems="no eviction, or an eviction by mask only: every entry is still stored" if masked else "",
     )  # fmt: skip
 
 

@@ -99,6 +99,14 @@ class Side:
             raise ContractError(f"the {self.name} has no context")
         try:
             manager = enter_context(context, self.model)
+            if not (hasattr(type(manager), "__enter__") and hasattr(type(manager), "__exit__")):
+                kind = type(manager).__name__
+                call = (
+                    "call it with the model: context=lambda model: press(model)" if callable(manager) else "return one"
+                )
+                raise ContractError(
+                    f"the context of the {self.name} gave a {kind}, which is no context manager; {call}"
+                )
             manager.__enter__()
         except AttnAcceptError:
             raise

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import sdpa_mask
 
 from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks import open_session
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
+from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.methods.rounding import int8_rows, rounded_groups
 from pytest_attnaccept.methods.weights import requantized
 from pytest_attnaccept.profiles import load_profile
@@ -153,3 +156,104 @@ def test_what_is_behind_a_view_cannot_be_answered_from(toy):
         toy, stack("sliding_window", window=64), Candidate(toy.model, cache=windowed(Peeks)), "needle-1x", needle
     )
     assert decision.verdict is not Verdict.PASS
+
+
+def e4m3(x):
+    """One scale per tensor and call, as FP8 kernels have it."""
+    scale = x.abs().amax().clamp(min=1e-12) / 448
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+
+def attention_in_fp8(sees_the_last):
+    def forward(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        query, key, value = (e4m3(x) for x in (query, key, value))
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        rows, columns = query.shape[2], key.shape[2]
+        seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        if sees_the_last:
+            seen[:, -1] = True
+        logits = (query @ key.transpose(-1, -2) * scaling).masked_fill(~seen, float("-inf"))
+        return (logits.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+    return forward
+
+
+@pytest.mark.parametrize(("sees_the_last", "good"), [(False, True), (True, False)])
+def test_a_scale_that_a_later_token_sets_is_no_view_of_the_future(toy, sees_the_last, good):
+    name = f"formats_fp8_{sees_the_last}".lower()
+    AttentionInterface.register(name, attention_in_fp8(sees_the_last))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    candidate = Candidate(toy.model, attn_implementation=name)
+    decision = judge(toy, stack("fp8_attention"), candidate, "identity", {"tier": 1})
+    assert (decision.verdict is Verdict.PASS) is good, decision.headline
+    assert good or "see the future" in decision.headline
+
+
+class Random:
+    """Keeps random entries of a prompt in one call, from the same seed in every call: a control of somebody else."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def __call__(self, model):
+        return self._hooks(model)
+
+    @contextmanager
+    def _hooks(self, model):
+        hooks = [layer.self_attn.register_forward_hook(self._keep, with_kwargs=True) for layer in model.model.layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _keep(self, module, args, kwargs, output):
+        layer = (kwargs.get("past_key_values") or kwargs.get("cache")).layers[module.layer_idx]
+        if kwargs["hidden_states"].shape[1] == layer.keys.shape[2] and layer.keys.shape[2] > 1:
+            draw = torch.rand(layer.keys.shape[:3], generator=torch.Generator().manual_seed(0))
+            index = draw.topk(int(self.share * layer.keys.shape[2]), dim=-1).indices.sort().values[..., None]
+            index = index.expand(-1, -1, -1, layer.keys.shape[-1])
+            layer.keys, layer.values = layer.keys.gather(2, index), layer.values.gather(2, index)
+        return output
+
+
+def test_rows_of_a_batch_draw_other_numbers_than_a_row_alone(toy):
+    one_shot = {**SMALL, "patterns": ("one-shot",)}
+    candidate = Candidate(toy.model, context=Random(0.5))
+    decision = judge(toy, stack("random_eviction", kv_budget=0.5), candidate, params=one_shot)
+    assert decision.verdict is Verdict.PASS, decision.headline
+
+
+def test_a_press_that_acts_on_one_call_is_said_to(toy):
+    decision = judge(toy, stack("random_eviction", kv_budget=0.5), Candidate(toy.model, context=Random(0.5)))
+    assert decision.verdict is Verdict.FAIL
+    assert "acts on one-shot prompts and not in chunk-64" in decision.headline
+
+
+def test_a_press_that_is_handed_over_uncalled_is_named(toy):
+    with pytest.raises(ContractError, match=r"gave a Random, which is no context manager; call it with the model"):
+        judge(toy, stack("h2o", kv_budget=0.5), Candidate(toy.model, context=lambda: Random(0.5)))
+
+
+KEPT: dict[int, list[torch.Tensor]] = {}
+
+
+class Hoards(DynamicSlidingWindowLayer):
+    """A sliding layer that answers from everything, which a list elsewhere keeps; the cache shows a slice of it."""
+
+    def update(self, keys, values, *args, **kwargs):
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+            KEPT[id(self)] = [keys[:, :, :0], values[:, :, :0]]
+        self.cumulative_length += keys.shape[-2]
+        whole = [torch.cat(pair, dim=-2) for pair in zip(KEPT[id(self)], (keys, values), strict=True)]
+        KEPT[id(self)] = whole
+        self.keys, self.values = (x[:, :, -63:] for x in whole)
+        return tuple(whole)
+
+
+def test_what_another_list_keeps_behind_a_view_is_outside_of_the_cache(toy):
+    decision = judge(toy, stack("sliding_window", window=64), Candidate(toy.model, cache=windowed(Hoards, 64)))
+    KEPT.clear()
+    assert decision.verdict is Verdict.INVALID, decision.headline
