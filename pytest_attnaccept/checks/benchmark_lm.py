@@ -18,9 +18,9 @@ import torch
 from lm_eval.api.model import LM
 from torch import Tensor
 
-from pytest_attnaccept.checks.model_asking import generate_tokens
 from pytest_attnaccept.checks.model_data import encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
+from pytest_attnaccept.checks.model_heard import generate_tokens
 from pytest_attnaccept.checks.model_held import note_stored
 from pytest_attnaccept.checks.model_read import note_read
 from pytest_attnaccept.engines.memo import baseline_memo

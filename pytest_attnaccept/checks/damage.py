@@ -6,7 +6,8 @@ damaged apart where they can be told apart: who reads the stored keys and the or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ __all__ = [
     "Effect",
     "Part",
     "bypassed",
-    "damage",
+    "damaged",
     "effect",
     "keys_and_values",
     "layers_of",
@@ -47,24 +48,48 @@ Effect = Tensor | None  # mean absolute difference of the logits per row (rows,)
 _NAMES = ("key", "value")
 
 
-def damage(target: object) -> bool:
-    """Change every stored value in place; returns whether there was anything to change."""
-    touched = False
-    done: set[int] = set()
+@contextmanager
+def damaged(target: object) -> Iterator[bool]:
+    """Change every stored value in place, and put it back: caches may share tables with one another, or with the model.
+
+    Gives whether there was anything to change.
+    """
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
     for tensor in list(tensors_of(target)):
         if tensor.numel() < 2 or tensor.dtype in (torch.int64, torch.int32, torch.bool):
             continue  # counters and indices: damaging them breaks the cache instead of its contents
-        if tensor.data_ptr() in done:
+        flat = _storage_of(tensor)
+        if flat is None or flat.data_ptr() in kept:
             continue  # a second name of the same storage would undo the damage
-        done.add(tensor.data_ptr())
-        if tensor.dtype in (torch.uint8, torch.int8):
-            tensor.bitwise_xor_(0x55)
-        elif tensor.dtype.is_floating_point and tensor.element_size() > 1:
-            tensor.mul_(-1).add_(tensor.float().std(unbiased=False).to(tensor.dtype))
-        else:
-            tensor.view(torch.uint8).bitwise_xor_(0x55)
-        touched = True
-    return touched
+        kept[flat.data_ptr()] = (flat, flat.clone())
+        _spoil(flat, tensor)
+    try:
+        yield bool(kept)
+    finally:
+        for flat, before in kept.values():
+            _write(flat, before)
+
+
+def _storage_of(tensor: Tensor) -> Tensor | None:
+    """Return the whole storage behind a tensor, flat: views may overlap, and expanded ones cannot be written to."""
+    try:
+        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):  # fake, meta and sparse tensors have no storage
+        return None
+    return flat if flat.numel() else None
+
+
+def _spoil(flat: Tensor, tensor: Tensor) -> None:
+    """Change a storage; by how much is read from the tensor, because the rest of it may never have been written."""
+    if flat.dtype.is_floating_point and flat.element_size() > 1:
+        _write(flat, tensor.float().std(unbiased=False).to(flat.dtype) - flat)
+    else:
+        _write(flat.view(torch.uint8), flat.view(torch.uint8) ^ 0x55)
+
+
+def _write(flat: Tensor, values: Tensor) -> None:
+    with torch.inference_mode():  # also into what was made in that mode
+        flat.copy_(values)
 
 
 def effect(side: Side, state: State, part: Part, ids: Tensor, expected: Tensor, step: int) -> Effect:
@@ -73,12 +98,13 @@ def effect(side: Side, state: State, part: Part, ids: Tensor, expected: Tensor, 
     Compared are the first tokens, as many as `expected` (batch, n, vocab) has; the calls are those that were judged.
     None: there was nothing to damage; infinity: the damaged cache made the side raise, so it was read.
     """
-    if not damage(part(state.cache)):
-        return None
-    try:
-        seen = extend(side, state, ids, step=step)
-    except (AttnAcceptError, RuntimeError, ValueError, TypeError, ArithmeticError):
-        return torch.full((ids.shape[0],), torch.inf)
+    with damaged(part(state.cache)) as touched:
+        if not touched:
+            return None
+        try:
+            seen = extend(side, state, ids, step=step)
+        except (AttnAcceptError, RuntimeError, ValueError, TypeError, ArithmeticError):
+            return torch.full((ids.shape[0],), torch.inf)
     return (seen.float()[:, : expected.shape[1]] - expected.float()).abs().mean(dim=(1, 2)).cpu()
 
 

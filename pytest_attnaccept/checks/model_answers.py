@@ -9,25 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
-from pytest_attnaccept.checks.model_held import note_stored
-from pytest_attnaccept.checks.model_read import note_read, turn_of
+from pytest_attnaccept.checks.model_heard import Asked, Heard, asked_of, hear
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, greedy, prefill
+from pytest_attnaccept.engines.through_cache import Pattern, extend, greedy, prefill
 from pytest_attnaccept.tasks import Question, TaskItem
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Answer", "answers", "answers_in", "prompts_of", "right", "share_right_with_question_first", "step_of"]
+__all__ = ["Answer", "answers", "answers_in", "right", "share_right_with_question_first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,17 +103,11 @@ def _remembered(
     if known is None and stack is not None:
         known = stack_memo.get((*asked, stack))
     if known is None:
-        with side.running():
-            state = prefill(side, rows, how)
-            note_stored(session, side, state)
-            done: list[Tensor] = []
-            turn = turn_of(session, rows, len(items[0].questions))
-            for number in range(len(items[0].questions)):
-                questions = [item.questions[number] for item in items]
-                if number == turn:
-                    asked_next = prompts_of(side, questions, state)
-                    note_read(session, side, state, rows, asked_next, step=step_of(state, asked_next), forked=True)
-                done.append(_answer(side, fork(side, state), questions))
+        by_question = [[item.questions[number] for item in items] for number in range(len(items[0].questions))]
+        asked_now = [asked_of(side, questions, rows.device) for questions in by_question]
+        heard = hear(session, side, rows, how, asked_now, to_the_end=False)
+        tokenizer = side.loaded.tokenizer
+        done = [_scored(tokenizer, *each) for each in zip(by_question, asked_now, heard, strict=True)]
         known = torch.stack(done, dim=1)
         if plain:
             baseline_memo.put(key, known)
@@ -157,42 +150,22 @@ def _read(values: Sequence[float]) -> Answer:
     )
 
 
-def prompts_of(side: Side, questions: Sequence[Question], state: State) -> Tensor:
-    """Return the tokens of the questions (batch, n)."""
-    ids = [encode(side.loaded.tokenizer, question.prompt) for question in questions]
-    return torch.tensor(ids, device=state.source.device)
+def _scored(tokenizer: Any, questions: Sequence[Question], asked: Asked, heard: Heard) -> Tensor:
+    """Score one question per row; returns (batch, 6), the fields of `Answer`.
 
-
-def step_of(state: State, prompt: Tensor) -> int:
-    """Return how many tokens of a question go into one call."""
-    return int(prompt.shape[1]) if state.pattern.multi else 1
-
-
-def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
-    """Score one question per row on its own copy of the context's cache; returns (batch, 6), the fields of `Answer`.
-
-    The question is one call, the answer goes token by token. When every answer token is the most likely one, greedy
-    generation would repeat exactly these calls and produce the answer, so it runs only where teacher forcing fails.
+    Where every answer token is the most likely one, greedy generation would repeat exactly these calls and give the answer.
     """
-    tokenizer, prompt = side.loaded.tokenizer, prompts_of(side, questions, state)
-    target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=prompt.device)
-    asked = extend(side, state, prompt, step=step_of(state, prompt))
-    free = fork(side, state)
-    logits = asked[:, -1:]
-    if target.shape[1] > 1:
-        logits = torch.cat([logits, extend(side, state, target[:, :-1], step=1)], dim=1)
+    logits, target = heard.logits, asked.target.to(heard.logits.device)
     forced = (logits.argmax(dim=-1) == target).all(dim=1)
     nll = torch.nn.functional.cross_entropy(logits.double().transpose(1, 2), target, reduction="none").mean(dim=1)
     rank = 1.0 + (logits > logits.gather(2, target[..., None])).sum(dim=-1).double().mean(dim=1)
     generated, exact, parsed = forced.clone(), forced.clone(), torch.ones_like(forced)
-    if not bool(forced.all()):
-        made = greedy(side, free, max(question.max_new_tokens for question in questions))
-        for row, question in enumerate(questions):
-            if not bool(forced[row]):
-                text = tokenizer.decode(made[row, : question.max_new_tokens].tolist())
-                generated[row] = question.answer.strip() in text
-                exact[row] = question.answer.strip() == text.strip()
-                parsed[row] = has_form(text, question.answer)
+    for row, question in enumerate(questions):
+        if heard.made is not None and not bool(forced[row]):
+            text = tokenizer.decode(heard.made[row, : question.max_new_tokens].tolist())
+            generated[row] = question.answer.strip() in text
+            exact[row] = question.answer.strip() == text.strip()
+            parsed[row] = has_form(text, question.answer)
     columns = (forced, generated, exact, parsed, nll, rank)
     return torch.stack([column.double() for column in columns], dim=1).cpu()
 

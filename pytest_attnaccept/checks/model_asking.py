@@ -13,22 +13,20 @@ Positions
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pytest_attnaccept.checks.model_answers import prompts_of, step_of
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
-from pytest_attnaccept.checks.model_held import note_stored
-from pytest_attnaccept.checks.model_read import note_read, turn_of
+from pytest_attnaccept.checks.model_heard import Asked, Heard, asked_of, hear
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, greedy, prefill
+from pytest_attnaccept.engines.through_cache import Pattern
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.tasks import Question, TaskItem
 from pytest_attnaccept.tasks.scoring import score_answer
@@ -36,7 +34,7 @@ from pytest_attnaccept.tasks.scoring import score_answer
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["SCORES", "TaskAnswer", "ask", "generate_tokens"]
+__all__ = ["SCORES", "TaskAnswer", "ask"]
 
 SCORES = ("generated", "teacher_forced", "choice")
 _COLUMNS = 6  # value, parsed, forced, nll, rank, margin; the scores of parts follow
@@ -135,38 +133,24 @@ def _answered(session: ModelSession, side: Side, items: Sequence[TaskItem], rows
     count = len(items[0].questions)
     columns = _COLUMNS + max(_parts(question) for question in items[0].questions)
     answers = torch.full((len(items), count, columns), math.nan, dtype=torch.float64)
-    with side.running():
-        state = prefill(side, rows, how)
-        note_stored(session, side, state)
-        turn = turn_of(session, rows, count)
-        for number in range(count):
-            questions = [item.questions[number] for item in items]
-            if number == turn:
-                asked = prompts_of(side, questions, state)
-                note_read(session, side, state, rows, asked, step=step_of(state, asked), forked=True)
-            found = _answer(side, fork(side, state), questions)
-            answers[:, number, : found.shape[1]] = found
+    by_question = [[item.questions[number] for item in items] for number in range(count)]
+    asked = [asked_of(side, questions, rows.device) for questions in by_question]
+    heard = hear(session, side, rows, how, asked, to_the_end=True)
+    for number, each in enumerate(zip(by_question, asked, heard, strict=True)):
+        found = _scored(side.loaded.tokenizer, *each)
+        answers[:, number, : found.shape[1]] = found
     return answers
 
 
-def _answer(side: Side, state: State, questions: Sequence[Question]) -> Tensor:
-    """Score one question per row; `state` is changed. Returns (batch, columns)."""
-    tokenizer, prompt = side.loaded.tokenizer, prompts_of(side, questions, state)
-    target = torch.tensor([encode(tokenizer, q.answer) for q in questions], device=prompt.device)
-    asked = extend(side, state, prompt, step=step_of(state, prompt))
-    free = fork(side, state)
-    logits = asked[:, -1:]
-    if target.shape[1] > 1:
-        logits = torch.cat([logits, extend(side, state, target[:, :-1], step=1)], dim=1)
-    logits = logits.double()
+def _scored(tokenizer: Any, questions: Sequence[Question], asked: Asked, heard: Heard) -> Tensor:
+    """Score one question per row; returns (batch, columns)."""
+    logits = heard.logits.double()
+    target = asked.target.to(logits.device)
     chosen = logits.gather(2, target.unsqueeze(2))
     forced = (logits.argmax(dim=-1) == target).all(dim=1).cpu()
     nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none").mean(dim=1)
     rank = (logits > chosen).sum(dim=2).double().mean(dim=1)
-    limit = max(question.max_new_tokens for question in questions)
-    made = target.cpu()
-    if not (bool(forced.all()) and limit <= target.shape[1]):
-        made = generate_tokens(side, free, limit).cpu()
+    made = (target if heard.made is None else heard.made).cpu()
     rows = []
     for row, question in enumerate(questions):
         score = score_answer(question, _text(tokenizer, made[row, : question.max_new_tokens].tolist()))
@@ -185,22 +169,6 @@ def _margin(tokenizer: Any, logits: Tensor, target: Tensor, foils: Sequence[str]
         if place is not None:
             margins.append(float(logits[place, wanted[place]] - logits[place, other[place]]))
     return min(margins) if margins else math.nan
-
-
-def generate_tokens(side: Side, state: State, limit: int, stop: Callable[[Tensor], bool] | None = None) -> Tensor:
-    """Generate greedily up to `limit` tokens and return them (batch, made); `state` is changed.
-
-    Ends early when every row has ended (end-of-text token), or when ``stop(made)`` is true.
-    """
-    end = getattr(side.loaded.tokenizer, "eos_token_id", None)
-    made: list[Tensor] = []
-    while True:
-        made.append(greedy(side, state, 1))
-        done = torch.cat(made, dim=1)
-        ended = end is not None and bool((done == end).any(dim=1).all())
-        if ended or (stop is not None and stop(done)) or len(made) >= limit:
-            return done
-        extend(side, state, made[-1], step=1)
 
 
 def _text(tokenizer: Any, ids: list[int]) -> str:

@@ -2,9 +2,9 @@
 
 A candidate may store what it claims and continue from an original that it keeps elsewhere, for some lengths, batches or call
 patterns only. So the cache of some judged contexts is damaged in a second run of the same calls, and the logits must move
-as the baseline's do: the first context of every pattern, alone and in a batch, in every doubling of the length, and one in eight others,
-chosen by their tokens. A stack that this package applied itself has no habits of that kind: one context of each kind per
-session, on copies of its cache.
+as the baseline's do: the first context of every pattern, alone and in a batch, in every doubling of the length, and one in
+eight others, chosen by their tokens. A stack that this package applied itself has no such habits: one context of each kind
+per session, on copies of its cache.
 """
 
 from __future__ import annotations

@@ -125,18 +125,27 @@ def call(
         raise wrapped(f"the {side} raised at position {start}: {type(error).__name__}: {error}") from error
     logits = output.logits
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[0] != ids.shape[0]:
-        raise CandidateError(
-            f"the {side} returned logits of shape {tuple(getattr(logits, 'shape', ()))} for ids {tuple(ids.shape)}"
-        )
+        raise _wrong_shape(logits, ids, side)
+    if logits.shape[1] != ids.shape[1] and not (last_only and logits.shape[1] == 1):
+        raise _wrong_shape(logits, ids, side)
     logits = logits[:, -1:] if last_only else logits
     _require_finite(logits, start + ids.shape[1] - logits.shape[1], side)
     return logits, _returned_cache(output, form, cache)
 
 
+def _wrong_shape(logits: Any, ids: Tensor, side: str) -> AttnAcceptError:
+    wrapped = CandidateError if side == "candidate" else EngineError
+    return wrapped(
+        f"the {side} returned logits of shape {tuple(getattr(logits, 'shape', ()))} for ids {tuple(ids.shape)}"
+    )
+
+
 def _padded(model: Any, form: CallForm, padding: Padding, side: str) -> dict[str, Tensor]:
     if not (form.mask and form.positions):
         wrapped = CandidateError if side == "candidate" else EngineError
-        raise wrapped(f"{type(model).__name__} takes no attention_mask or no position_ids: it cannot be told of padding")
+        raise wrapped(
+            f"{type(model).__name__} takes no attention_mask or no position_ids: it cannot be told of padding"
+        )
     return {"attention_mask": padding.mask, "position_ids": padding.positions}
 
 

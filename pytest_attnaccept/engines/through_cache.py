@@ -22,7 +22,18 @@ from pytest_attnaccept.engines.storage import tensors_of
 from pytest_attnaccept.errors import CandidateError, ContractError
 
 __all__ = [
-    *("PATTERNS", "Pattern", "State", "extend", "fork", "greedy", "padded_away", "parse_pattern", "prefill"),
+    *(
+        "PATTERNS",
+        "Pattern",
+        "State",
+        "extend",
+        "first_choice",
+        "fork",
+        "greedy",
+        "padded_away",
+        "parse_pattern",
+        "prefill",
+    ),
     "teacher_forced",
 ]
 
@@ -30,6 +41,8 @@ __all__ = [
 PATTERNS = (
     *("one-shot", "chunk-7", "chunk-64", "chunk-128", "token", "warm-prefix", "batch", "batch-left", "batch-right"),
 )
+# The functions as they were before any candidate was built: greedy decoding runs while a candidate's context is active.
+_argmax, _deepcopy = torch.argmax, copy.deepcopy
 _ROWS = 4  # rows of a batch where batches are the point
 
 
@@ -161,7 +174,10 @@ def _advance(
 def extend(side: Side, state: State, ids: Tensor, step: int | None = None) -> Tensor:
     """Feed `ids` (batch, n) teacher-forced in calls of the pattern's step; returns (batch, n, vocab). Changes `state`."""
     size = step or state.pattern.step
-    return torch.cat([_advance(side, state, ids[:, at : at + size]) for at in range(0, ids.shape[1], size)], dim=1)
+    # Copies: a model may write every call's logits into one buffer.
+    return torch.cat(
+        [_advance(side, state, ids[:, at : at + size]).clone() for at in range(0, ids.shape[1], size)], dim=1
+    )
 
 
 def fork(side: Side, state: State) -> State:
@@ -170,7 +186,7 @@ def fork(side: Side, state: State) -> State:
     A cache whose copy fails or still shares storage with the original is filled again from the tokens.
     """
     try:
-        cache = copy.deepcopy(state.cache)
+        cache = _deepcopy(state.cache)
     except Exception:  # foreign cache classes may refuse to be copied in any way they like
         cache = None
     if cache is not None:
@@ -196,13 +212,18 @@ def teacher_forced(side: Side, ids: Tensor, context: int, pattern: Pattern) -> T
     return extend(side, state, ids[:, context - 1 : -1])
 
 
+def first_choice(logits: Tensor) -> Tensor:
+    """Return the most likely token of logits (..., vocab)."""
+    return _argmax(logits, dim=-1)
+
+
 def greedy(side: Side, state: State, limit: int) -> Tensor:
     """Generate `limit` tokens greedily from `state` (changed); returns (batch, limit)."""
     made: list[Tensor] = []
     while len(made) < limit:
         if state.last is None:
             raise CandidateError("generation needs a filled cache")
-        made.append(state.last.argmax(dim=-1, keepdim=True))
+        made.append(first_choice(state.last)[:, None])
         if len(made) < limit:
             _advance(side, state, made[-1])
     return torch.cat(made, dim=1)
