@@ -225,11 +225,11 @@ def _explain(pair: PairedLog, result: Metric, margin: float) -> list[str]:
     lines.append(f"    discordant: {pair.losses} lost, {pair.gains} gained")
     lines += [f"    note: {note}" for note in pair.notes]
     if result.verdict == Verdict.INCONCLUSIVE.value:
-        lines.append(f"    {_advice(pair, margin)}")
+        lines.append(f"    {_advice(pair, result.ci_high, margin)}")
     return lines
 
 
-def _advice(pair: PairedLog, margin: float) -> str:
+def _advice(pair: PairedLog, upper: float | None, margin: float) -> str:
     """Say how many items would decide, and whether more are likely to help."""
     from pytest_attnaccept.stats import hopeless, items_to_decide, items_to_decide_scores
 
@@ -243,8 +243,10 @@ def _advice(pair: PairedLog, margin: float) -> str:
             text += "; at the observed loss more items are hopeless"
         return text
     if isinstance(gate, PairedScores):
-        needed = max(items_to_decide_scores(gate.losses, margin), len(gate.losses) + 1)
-        return f"needed: about {needed} items in total (80 % chance of PASS if there is no loss)"
+        needed = items_to_decide_scores(gate.losses, margin, upper=upper)
+        if needed is None:
+            return "no practical number of items decides this at the observed difference"
+        return f"needed: about {needed} items in total (80 % chance of PASS if the rest shows no loss)"
     return "needed: more documents (20 at least, 100 when their losses are skewed), or a larger margin"
 
 

@@ -147,7 +147,7 @@ def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, 
     if result.reason:
         text += f": {result.reason}"
     if result.verdict is Verdict.INCONCLUSIVE:
-        text += f"; {_needs(gate, result.n, limit.max, alpha_pass)}"
+        text += f"; {_needs(gate, result.upper, limit.max, alpha_pass)}"
     return Metric(
         name=gate.name,
         verdict=result.verdict.value,
@@ -165,19 +165,26 @@ def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, 
     )
 
 
-def _needs(gate: PairedCounts | PairedScores, n: int, margin: float, alpha: float) -> str:
+def _needs(gate: PairedCounts | PairedScores, upper: float, margin: float, alpha: float) -> str:
     """Say what would decide an undecided item, or that more of the same will not."""
     from pytest_attnaccept.stats import hopeless, items_to_decide, items_to_decide_scores
 
     if isinstance(gate, PairedCounts):
-        need = items_to_decide(gate.losses, gate.gains, n, margin, alpha=alpha)
-        if need is None or hopeless(gate.losses, gate.gains, n, max(need, n), margin, alpha=alpha):
+        need = items_to_decide(gate.losses, gate.gains, gate.n, margin, alpha=alpha)
+        if need is None or hopeless(gate.losses, gate.gains, gate.n, max(need, gate.n), margin, alpha=alpha):
             return "more items at these rates will not make it pass"
         return f"needs n={need} for PASS with 80 % probability if the rest shows no loss"
-    if sum(gate.losses) / len(gate.losses) >= margin:
+    mean = sum(gate.losses) / len(gate.losses)
+    if mean >= margin:
         return "the estimate is not below the margin: more items will not make it pass"
-    need = max(items_to_decide_scores(gate.losses, margin, alpha=alpha), n + 1)
-    return f"needs n={need} for PASS with 80 % probability if there is no loss"
+    need = items_to_decide_scores(gate.losses, margin, upper=upper, alpha=alpha)
+    if need is None:
+        return "no practical number of items decides this at the observed difference"
+    text = f"needs n={need} for PASS with 80 % probability if the rest shows no loss"
+    if mean <= 0:
+        return text
+    same = items_to_decide_scores(gate.losses, margin, upper=upper, further_loss=mean, alpha=alpha)
+    return f"{text}, {'beyond reach' if same is None else f'n={same}'} if it loses as much as these"
 
 
 def _level(planned: float | None, full: float) -> float:

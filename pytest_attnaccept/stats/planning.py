@@ -209,11 +209,38 @@ def items_to_decide(
     return _smallest(enough, max(n, items_for_any_pass(margin, alpha)), n)
 
 
-def items_to_decide_scores(losses: ArrayLike, margin: float, *, alpha: float = DEFAULT_ALPHA) -> int:
-    """Give the total n at which scores that spread like these pass with 80 % probability if they show no loss."""
+def items_to_decide_scores(
+    losses: ArrayLike,
+    margin: float,
+    *,
+    upper: float | None = None,
+    further_loss: float = 0.0,
+    alpha: float = DEFAULT_ALPHA,
+    target: float = 0.8,
+) -> int | None:
+    """Give the total n at which scores like these pass with the target probability; None: beyond reach.
+
+    Parameters
+    ----------
+    losses : array, shape (n,)
+        ``baseline - candidate`` per item or cluster so far; they stay in the sample.
+    upper
+        Bound that these losses have; its excess over the normal bound shrinks with 1 / n, as Gaffke's does.
+    further_loss
+        Mean loss of the items to come; they spread as these do.
+    """
     values = np.asarray(losses, dtype=np.float64).ravel()
-    quantile = float(distributions.norm.isf(alpha) + distributions.norm.ppf(0.8))
-    return math.ceil(quantile**2 * float(np.mean(values**2)) / margin**2 + 3 / margin)
+    n, mean, spread = values.size, float(values.mean()), float(np.sqrt(np.mean(values**2)))
+    sure, lucky = float(distributions.norm.isf(alpha)), float(distributions.norm.ppf(target))
+    excess = 0.0 if upper is None else max(0.0, (upper - mean - sure * spread / math.sqrt(n)) * n)
+
+    def enough(total: int) -> bool:
+        rest = total - n
+        expected = (n * mean + rest * further_loss + lucky * spread * math.sqrt(rest)) / total
+        return expected + sure * spread / math.sqrt(total) + excess / total <= margin
+
+    floor = max(n + 1, items_for_any_pass(margin, alpha), math.ceil(3 / margin))
+    return _smallest(enough, floor, floor)
 
 
 def underpowered(

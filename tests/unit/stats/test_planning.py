@@ -18,6 +18,7 @@ from pytest_attnaccept.stats import (
     items_to_decide_scores,
     minimum_detectable_loss,
     paired_binary,
+    paired_scores,
     power,
     probability_fail,
     profile_power,
@@ -80,7 +81,36 @@ def test_advice_after_an_undecided_run():
     half = min(10 / 202, 0.04) / 2
     assert conditional_power(5, 3, 200, total, 0.02, p_loss=half, p_gain=half) >= 0.8
     assert items_to_decide(0, 0, 0, 0.02) == items_needed(0.02, target=0.8)
-    assert items_to_decide_scores([0.1, -0.1] * 50, 0.02) > items_to_decide_scores([0.01, -0.01] * 50, 0.02)
+    assert items_to_decide_scores([0.3, -0.3] * 50, 0.02) > items_to_decide_scores([0.01, -0.01] * 50, 0.02)
+
+
+@pytest.mark.parametrize(("rate_lost", "rate_gained"), [(0.05, 0.01), (0.03, 0.0), (0.0, 0.0)])
+@pytest.mark.parametrize("further", [0.0, 1.0])
+def test_the_number_of_contexts_that_decides_is_simulated(rate_lost: float, rate_gained: float, further: float) -> None:
+    """Contexts of four questions; the rest loses as much as it gains, or what the first did."""
+    rng = np.random.default_rng(5)
+
+    def contexts(n: int, lost: float, gained: float) -> np.ndarray:
+        kinds = rng.multinomial(1, [lost, gained, 1 - lost - gained], size=(n, 4))
+        return (kinds[..., 0] - kinds[..., 1]).mean(1)
+
+    first = contexts(40, rate_lost, rate_gained)
+    mean, margin = max(0.0, float(first.mean())), max(0.05, 1.5 * float(first.mean()))
+    upper = paired_scores(first, margin, clusters=True).upper
+    total = items_to_decide_scores(first, margin, upper=upper, further_loss=further * mean)
+    assert total is not None and total > 40
+    spread = float(np.mean(np.abs(first)))
+    rest = ((spread + further * mean) / 2, (spread - further * mean) / 2)
+    ends = [
+        paired_scores([*first, *contexts(total - 40, *rest)], margin, clusters=True).verdict is Verdict.PASS
+        for _ in range(60)
+    ]
+    assert np.mean(ends) >= 0.65  # planned for 0.8; what the first losses do not show is not known
+
+
+def test_more_of_a_loss_beyond_the_margin_never_decides():
+    assert items_to_decide_scores([0.25, 0.0] * 20, 0.05, further_loss=0.125) is None
+    assert items_to_decide_scores([0.0] * 4, 0.05, upper=0.5271) == 60
 
 
 def test_underpowered_says_everything_before_the_run():
