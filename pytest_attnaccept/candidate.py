@@ -33,6 +33,9 @@ class Candidate:
         Tokenizer of this side; None: by name_or_path, else the baseline's.
     kv_footprint
         ``kv_footprint(cache) -> list of (entries, bytes)`` per layer for caches whose storage cannot be read from tensors.
+    prefill_context
+        As `context`, but around the calls that fill a cache, and left before anything is asked: for what compresses when
+        it is left (KVzip and its kin).
     """
 
     model: Any = None
@@ -42,16 +45,18 @@ class Candidate:
     generate_kwargs: Mapping[str, Any] | None = None
     tokenizer: Any = None
     kv_footprint: Callable[[Any], Sequence[tuple[int, int]]] | None = None
+    prefill_context: Callable[..., AbstractContextManager[Any]] | None = None
 
     def __post_init__(self) -> None:
         """Find the usual mistakes where they are made, not in the first call of the model."""
-        for name in ("cache", "context", "kv_footprint"):
+        for name in ("cache", "context", "kv_footprint", "prefill_context"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 kind = type(value).__name__
                 fix = {
                     "cache": f"give a factory, so that every context gets a fresh cache: cache=lambda: {kind}(...)",
                     "context": f"give a callable that makes it: context=lambda model: {kind}(...)",
+                    "prefill_context": f"give a callable that makes it: prefill_context=lambda model: {kind}(...)",
                     "kv_footprint": "give a function kv_footprint(cache) -> [(entries, bytes), ...], one pair per layer",
                 }[name]
                 raise ContractError(f"Candidate({name}=...) is a {kind} object; {fix}")

@@ -39,6 +39,7 @@ ROUNDING_ORIGIN = "measured: 14 times the cached/uncached difference in float32;
 # measured with int8 activations: 0.11 at logits up to 15 (torchao, an embedded model), 2.6 at logits up to 34 (SmolLM2, where
 # the method itself changes 4.2); a wrong mask or position changes the logits by half of their size and more
 _FLIPS = 0.15
+_TOO_LATE = "; what acts when its context is left comes after the questions: prefill_context= is left before them"
 TOKEN_ONLY = "token only"  # key of the session's memo: why the candidate takes one token per call
 Soundness = tuple[int | None, float, float]
 
@@ -160,11 +161,12 @@ def not_evidence(session: ModelSession, tokens: int, *, identical: bool, params:
             )
     if identical:
         words = session.claim.source or "the candidate"
+        late = session.candidate.around.context is not None and session.identity is None
         return (
             _refusal(
                 Verdict.INVALID,
                 f"{words} never ran: equal to the baseline over {tokens} tokens (bit-identical or within rounding), where it"
-                " must act",
+                f" must act{_TOO_LATE if late else ''}",
             ),
         )
     return ()

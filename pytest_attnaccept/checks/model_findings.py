@@ -27,7 +27,7 @@ def findings(
         return (_invalid("the candidate is the baseline: the same model object with nothing changed around it"),)
     # such a method must show in the weights, or in a context that quantizes on the fly
     on_weights = [method.name for method, _ in stack if method.acts_on_weights]
-    if same_weights and on_weights and second.around.context is None:
+    if same_weights and on_weights and second.around.context is None and second.around.prefill_context is None:
         return (_invalid(f"{on_weights[0]} never ran: the candidate has the baseline's weights bit for bit"),)
     if same_weights and not second.changes and _build_of(first.model) == _build_of(second.model):
         return (_invalid("the candidate is a copy of the baseline: modules and weights are equal bit for bit"),)

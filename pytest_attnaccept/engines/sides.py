@@ -5,10 +5,12 @@ Nothing is edited for good: attention function and contexts are set when a run b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.engines.calls import CallForm, call_form
@@ -45,7 +47,8 @@ class Side:
     def changes(self) -> bool:
         """Whether something around the model is changed."""
         around = self.around
-        return around.cache is not None or around.context is not None or around.attn_implementation is not None
+        given = (around.cache, around.context, around.prefill_context, around.attn_implementation)
+        return any(each is not None for each in given)
 
     def new_cache(self) -> Any:
         """Return a fresh cache, or None for the model's own default."""
@@ -83,20 +86,23 @@ class Side:
             except ValueError as error:
                 raise ContractError(f"attn_implementation={wanted!r}: {error}") from error
         try:
-            if self.around.context is None:
+            with self._entered(self.around.context):
                 yield
-            else:
-                with self._entered():
-                    yield
         finally:
             if wanted is not None and wanted != before and before is not None:
                 model.set_attn_implementation(before)
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
-        context = self.around.context
+    def filling(self) -> Iterator[None]:
+        """Enter what the side needs around the calls that fill a cache; inside `running`."""
+        with self._entered(self.around.prefill_context):
+            yield
+
+    @contextmanager
+    def _entered(self, context: Callable[..., AbstractContextManager[Any]] | None) -> Iterator[None]:
         if context is None:
-            raise ContractError(f"the {self.name} has no context")
+            yield
+            return
         try:
             manager = enter_context(context, self.model)
             if not (hasattr(type(manager), "__enter__") and hasattr(type(manager), "__exit__")):
@@ -107,7 +113,8 @@ class Side:
                 raise ContractError(
                     f"the context of the {self.name} gave a {kind}, which is no context manager; {call}"
                 )
-            manager.__enter__()
+            with torch.no_grad():  # as around every call: what a press computes must not hold a graph
+                manager.__enter__()
         except AttnAcceptError:
             raise
         except Exception as error:
@@ -119,7 +126,8 @@ class Side:
                 manager.__exit__(None, None, None)
             raise
         try:
-            manager.__exit__(None, None, None)
+            with torch.no_grad():
+                manager.__exit__(None, None, None)
         except AttnAcceptError:
             raise
         except Exception as error:

@@ -109,6 +109,11 @@ def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
     if ids.dim() != 2 or ids.numel() == 0:
         raise ContractError(f"a context must be rows of tokens (batch, n), got shape {tuple(ids.shape)}")
     state = State(cache=side.new_cache(), seen=0, last=None, source=ids[:, :0], pattern=pattern)
+    with side.filling():
+        return _filled(side, state, ids, pattern)
+
+
+def _filled(side: Side, state: State, ids: Tensor, pattern: Pattern) -> State:
     if pattern.padding:
         return _padded_prefill(side, state, ids, pattern.padding)
     half = ids.shape[1] // 2

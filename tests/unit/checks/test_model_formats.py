@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -257,3 +257,38 @@ def test_what_another_list_keeps_behind_a_view_is_outside_of_the_cache(toy):
     decision = judge(toy, stack("sliding_window", window=64), Candidate(toy.model, cache=windowed(Hoards, 64)))
     KEPT.clear()
     assert decision.verdict is Verdict.INVALID, decision.headline
+
+
+class OnTheWayOut(Random):
+    """Compresses the cache when it is left, as KVzip does after a second pass over the text."""
+
+    @contextmanager
+    def _hooks(self, model):
+        held = {}
+
+        def watch(module, args, kwargs, output):
+            held["cache"] = output.past_key_values
+
+        hook = model.register_forward_hook(watch, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+        for layer in held["cache"].layers if held else ():
+            keep = int(self.share * layer.keys.shape[2])
+            layer.keys, layer.values = layer.keys[:, :, -keep:].clone(), layer.values[:, :, -keep:].clone()
+
+
+def test_what_compresses_when_it_is_left_is_left_before_the_questions(toy):
+    one_shot = {**SMALL, "patterns": ("one-shot",)}
+    members = stack("streaming_llm", kv_budget=0.5)
+    around = {where: judge(toy, members, Candidate(toy.model, **{where: OnTheWayOut(0.5)}), params=one_shot)
+              for where in ("context", "prefill_context")}  # fmt: skip
+    assert around["context"].verdict is Verdict.INVALID
+    assert "prefill_context= is left before them" in around["context"].headline
+    assert around["prefill_context"].verdict is Verdict.PASS, around["prefill_context"].headline
+
+
+def test_a_prefill_context_is_made_by_a_callable(toy):
+    with pytest.raises(ContractError, match="prefill_context=lambda model"):
+        Candidate(toy.model, prefill_context=nullcontext())
