@@ -12,7 +12,7 @@ from pytest_attnaccept.glue import gate_of, runs_tests
 from pytest_attnaccept.plugin import GATE, SPEC
 from pytest_attnaccept.session import GateSession
 
-__all__ = ["enforced", "finish", "summarize"]
+__all__ = ["enforced", "finish", "reads_as_success", "summarize"]
 
 
 def finish(session: pytest.Session, exitstatus: int) -> None:
@@ -36,13 +36,18 @@ def finish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def enforced(config: pytest.Config, status: int | pytest.ExitCode | None) -> Any:
-    """Return the exit status that the verdict allows; only 0 and 5 (nothing collected) are ever raised."""
+    """Return the exit status that the verdict allows; only success and 5 (nothing collected) are ever raised."""
     gate: GateSession | None = config.stash.get(GATE, None)
-    if gate is None or gate.result is None or status not in (0, 5):
+    if gate is None or gate.result is None or not (status == 5 or reads_as_success(status)):
         return status
     if (gate.options.explicit and gate.result.verdict.value != "PASS") or gate.shards.usage_errors():
         return pytest.ExitCode.TESTS_FAILED
     return status
+
+
+def reads_as_success(status: object) -> bool:
+    """Whether a shell reads this exit status as success: 0, but also None, False and every multiple of 256."""
+    return status is None or (isinstance(status, int) and status & 0xFF == 0)
 
 
 def _global_properties(config: pytest.Config, gate: GateSession) -> None:

@@ -1,7 +1,7 @@
 """The pytest hooks, as a table of contents; what they do is in modules that are loaded when the first mark is seen.
 
 `glue` (start and plan), `unseen` (files that were not collected), `generate` and `collect` (items), `item_hooks` (one
-item), `ending` (verdict and exit status).
+item), `ending` (verdict and exit status), `exits` (ways around them).
 
 An idle run (no profile, no mark, no suite) imports this file and the hook specifications, registers options and marks, and does
 nothing else: no output, no file, no torch, numpy, scipy or yaml.
@@ -72,6 +72,17 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     from pytest_attnaccept import hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
+    """Under a profile, guard the exit status from before the first conftest on."""
+    known = early_config.known_args_namespace
+    if not (getattr(known, "attnaccept_profile", None) or early_config.getini("accept_profile")):
+        return (yield)
+    from pytest_attnaccept import exits
+
+    return (yield from exits.around_conftests(early_config))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -38,14 +38,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("session",),
     ("item_run", "model_item"),
     ("accept",),
-    ("hookspecs", "glue", "unseen", "item_hooks", "generate", "collect", "ending", "plugin"),
+    ("hookspecs", "glue", "unseen", "item_hooks", "generate", "collect", "ending", "exits", "plugin"),
     ("__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 NUMERIC = {"torch", "numpy", "scipy", "transformers", "safetensors", "gguf", "datasets", "lm_eval", "tokenizers"}
 NUMERIC_PACKAGES = {"stats", "kernel", "state", "checks", "engines", "methods", "tasks", "controls"}
-PYTEST_MODULES = {"plugin", "glue", "unseen", "item_hooks", "ending", "collect", "hookspecs"}
+PYTEST_MODULES = {"plugin", "glue", "unseen", "item_hooks", "ending", "exits", "collect", "hookspecs"}
 
 # (module, imported name): why it is allowed all the same.
 ALLOWED = {

@@ -7,6 +7,7 @@ from scripted import Project
 # therefore imported here, once: numpy cannot be loaded twice, and a class imported twice is two classes.
 import pytest_attnaccept.collect
 import pytest_attnaccept.ending
+import pytest_attnaccept.exits
 import pytest_attnaccept.generate
 import pytest_attnaccept.item_hooks
 import pytest_attnaccept.reports.plan
