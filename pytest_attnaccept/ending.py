@@ -21,7 +21,7 @@ def finish(session: pytest.Session, exitstatus: int) -> None:
     if not runs_tests(config) or exitstatus in (3, 4):
         return
     gate = gate_of(config)
-    stopped = session.shouldfail or session.shouldstop
+    stopped = session.shouldfail or session.shouldstop or gate.stopped
     if stopped:
         for item in session.items:
             if SPEC in item.stash:

@@ -24,8 +24,9 @@ import pytest
 from pytest_attnaccept.ending import reads_as_success
 from pytest_attnaccept.plugin import GATE
 
-__all__ = ["ExitGuard", "around_conftests"]
+__all__ = ["ExitGuard", "around_conftests", "ensure"]
 
+_NAME = "attnaccept-exits"
 _EXEC = ("execv", "execve")  # the other six call these two
 _LISTINGS = {
     "collectonly": ("--co", "--collect-only", "--collectonly"),
@@ -51,7 +52,17 @@ def around_conftests(early_config: pytest.Config) -> Generator[None, None, None]
         if not reads_as_success(leaving.code):
             raise
         raise pytest.UsageError("a conftest or plugin ended pytest (sys.exit) while it was imported") from leaving
-    early_config.pluginmanager.register(guard, "attnaccept-exits")
+    early_config.pluginmanager.register(guard, _NAME)
+
+
+def ensure(config: pytest.Config) -> None:
+    """Guard a run whose profile, or whose plugin, came too late for `around_conftests` (``pytest_plugins`` of a conftest)."""
+    if config.pluginmanager.hasplugin(_NAME):
+        return
+    guard = ExitGuard(config)
+    guard.replace("_exit")
+    config.add_cleanup(guard.remove)
+    config.pluginmanager.register(guard, _NAME)
 
 
 class ExitGuard:
@@ -158,6 +169,13 @@ class ExitGuard:
         self._session = session
         for name in _EXEC:
             self.replace(name)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Keep the reason for the items behind the end of the run (``pytest.exit``, Ctrl-C)."""
+        gate = self._config.stash.get(GATE, None)
+        if gate is not None:
+            name = "pytest.exit" if isinstance(excinfo.value, pytest.exit.Exception) else excinfo.typename
+            gate.stopped = f"{name}: {excinfo.value}".removesuffix(": ")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:

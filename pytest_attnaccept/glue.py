@@ -67,6 +67,10 @@ def configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     if gate.options.explicit and getattr(config.option, "force_reruns", None):
         raise pytest.UsageError(FORCED_RERUNS)
+    if gate.options.explicit:
+        from pytest_attnaccept import exits
+
+        exits.ensure(config)
 
 
 def selftest(config: pytest.Config) -> int:

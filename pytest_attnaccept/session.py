@@ -53,6 +53,7 @@ class GateSession:
         self.worker = worker
         self.partial = partial
         self.sees_all = False
+        self.stopped = ""  # what ended the run before its last item
         self.profile: Profile = load_profile(options.profile)
         self._planned: dict[str, PlannedItem] = {}
         self.usage_errors: list[str] = []

@@ -335,6 +335,46 @@ def test_a_green_run_stays_green_whatever_is_around_it(gated: Project) -> None:
     assert sys.platform != "win32"
 
 
+@pytest.mark.parametrize("call", ["os._exit, 0", "lambda: os._exit(0)"])
+def test_what_comes_after_pytest_keeps_its_status(gated: Project, call: str) -> None:
+    """An idiom against teardowns that hang; the process belongs to this run, so its status does too."""
+    gated.script(footprint="fail")
+    hook(gated, f"import atexit\natexit.register({call})")
+    out = gated.run(GATE, apart=True)
+    assert (out.ret, out.gate) == (1, "FAIL")
+    gated.script()
+    assert gated.run(GATE, apart=True).ret == 0
+
+
+def test_a_profile_that_a_conftest_chooses(project: Project) -> None:
+    leaves_with(project, "os._exit(0)")
+    hook(
+        project,
+        "@pytest.hookimpl(tryfirst=True)\ndef pytest_configure(config):\n    config.option.attnaccept_profile = 'smoke'",
+    )
+    out = project.run(apart=True)
+    assert out.ret == 1
+    assert f"while {ITEM}[divergence] ran" in out.text
+
+
+def test_the_plugin_itself_loaded_by_a_conftest(project: Project) -> None:
+    leaves_with(project, "os._exit(0)")
+    project.file("pytest.ini", "[pytest]\naccept_profile = smoke\n")
+    script(project, "pytest_plugins = ['pytest_attnaccept.plugin']")
+    out = project.run("-p", "no:attnaccept", apart=True)
+    assert out.ret == 1
+    assert f"while {ITEM}[divergence] ran" in out.text
+
+
+def test_the_end_of_a_run_is_the_reason_for_what_was_not_measured(project: Project) -> None:
+    project.file("test_gate.py", TWO)
+    hook(project, "def pytest_runtest_logreport(report):\n    pytest.exit('enough seen', returncode=0)")
+    out = project.run(GATE)
+    assert (out.ret, out.gate) == (1, "INCOMPLETE")
+    why = "not measured: the run ended before it (pytest.exit: enough seen)"
+    assert why in out.headline("test_gate.py::test_kv4[identity]")
+
+
 def test_a_green_gate_beside_a_failing_test(gated: Project) -> None:
     gated.file("test_plain.py", "def test_plain():\n    assert False\n")
     hook(gated, "def pytest_unconfigure(config):\n    sys.stdout.flush()\n    os._exit(0)")
