@@ -2,9 +2,10 @@
 
 Positions
 ---------
-1. Names of built-in families are listed here, because a profile is read before anything that generates is imported (a test
-   holds the list and the families together). Families of other packages are known by their entry points.
-2. A file that a family or benchmark reads is hashed when the profile is read: another content is another plan.
+1. Names and parameters of built-in families are listed here, because a profile is read before anything that generates is
+   imported (a test holds the list and the families together). Families of other packages are known by their entry points.
+2. A file that a family or benchmark reads is hashed when the profile is read: another content is another plan. A profile may
+   say which content it means (``sha256``).
 """
 
 from __future__ import annotations
@@ -22,11 +23,32 @@ from pytest_attnaccept.strict_yaml import Node
 
 __all__ = ["DATA_FAMILIES", "FAMILIES", "check_id", "parse_benchmark", "parse_long_range"]
 
-FAMILIES = (
-    "needle", "kv_recall", "variable_tracking", "text", "passkey", "lookalikes", "variable_chains", "multi_value",
-    "many_questions", "word_counting", "listops", "multi_hop", "json_dump", "mqar", "copy_span", "phone_book",
-    "instructions", "ledger", "stories", "graph_walk", "many_shot", "aliases",
-)  # fmt: skip
+_PARAMETERS: Mapping[str, str] = {
+    "needle": "needles:int digits:int filler:str",
+    "kv_recall": "pairs:int questions:int filler:str",
+    "variable_tracking": "chains:int hops:int questions:int ask:str filler:str",
+    "text": "people:int questions:int",
+    "passkey": "value:str depth:float filler:str",
+    "lookalikes": "keys:str value:str keys_total:int questions:int filler:str",
+    "variable_chains": "chains:int hops:int decoys:int order:str questions:int filler:str",
+    "multi_value": "keys:int values:int questions:int filler:str",
+    "many_questions": "pairs:int questions:int filler:str",
+    "word_counting": "kind:str k:int often:int rarely:int alpha:float words:str filler:str",
+    "listops": "depth:int arguments:int values:int shots:int filler:str",
+    "multi_hop": "kind:str hops:int questions:int filler:str",
+    "json_dump": "pairs:int keys:str value:str by:str questions:int filler:str",
+    "mqar": "pairs:int questions:int keys:str value:str filler:str",
+    "copy_span": "span:int words:str filler:str",
+    "phone_book": "entries:int questions:int filler:str",
+    "instructions": "rules:int filler:str",
+    "ledger": "kind:str outputs:int filler:str",
+    "stories": "ask:str people:int things:int moves:int questions:int filler:str",
+    "graph_walk": "ask:str depth:int degree:int nodes:int filler:str",
+    "many_shot": "classes:int questions:int labels:str filler:str",
+    "aliases": "pairs:int questions:int first:str alias:str filler:str",
+}
+FAMILIES = tuple(_PARAMETERS)
+_KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (int, float)}
 # Real data: `path` is a file, a folder written by datasets, or hub:OWNER/NAME[:CONFIG[:SPLIT]].
 _LONGBENCH = (
     "narrativeqa qasper multifieldqa_en multifieldqa_zh hotpotqa 2wikimqa musique dureader gov_report "
@@ -39,7 +61,7 @@ DATA_FAMILIES = (
 HUB = "hub:"
 _LONG_RANGE = ("families", "tiers", "contexts", "score", "patterns")
 _SCORES = ("generated", "teacher_forced", "choice")
-_BENCHMARK = ("tasks", "include_path", "limit", "num_fewshot", "run_code", "metric")
+_BENCHMARK = ("tasks", "include_path", "limit", "num_fewshot", "run_code", "metric", "chance")
 _PATTERN = re.compile(r"one-shot|token|chunk-[1-9]\d*")
 
 
@@ -94,18 +116,46 @@ def _families(node: Node) -> dict[str, dict[str, object]]:
         family = parameters.get("family", name)
         if family not in known:
             raise UnknownNameError("task family", str(family), known, node.where("families"))
-        rest = {k: v for k, v in parameters.items() if k not in ("family", "path")}
-        entry: dict[str, object] = {"family": family, "parameters": rest}
-        if "path" in parameters:
-            entry.update(_file(node, "families", parameters["path"]))
-        elif family in DATA_FAMILIES:
-            raise node.error(
-                f"families: {name}: {family} is real data and needs path: FILE or path: hub:OWNER/NAME", "families"
-            )
-        result[name] = entry
+        place = given if isinstance(given, Node) else node
+        if family in DATA_FAMILIES:
+            result[name] = _data(place, name, family, parameters)
+        else:
+            rest = {key: each for key, each in parameters.items() if key != "family"}
+            _check_parameters(value if isinstance(value, Node) else place, family, rest)
+            result[name] = {"family": family, "parameters": rest}
     if len({check_id("long-range", name) for name in result}) < len(result):
         raise node.error(f"families: {', '.join(result)}: two ids are the same in lower case", "families")
     return result
+
+
+def _check_parameters(node: Node, family: str, parameters: Mapping[str, object]) -> None:
+    """Refuse parameters that a built-in family does not have, and values of another type."""
+    if family not in _PARAMETERS:  # of another package, which is not imported to read a profile
+        return
+    known = dict(entry.split(":") for entry in _PARAMETERS[family].split())
+    for key, value in parameters.items():
+        if key not in known:
+            raise UnknownNameError(f"parameter of {family}", str(key), known, node.where(key))
+        if isinstance(value, bool) or not isinstance(value, _KINDS[known[key]]):
+            raise node.error(f"{family}: {key}={value!r} must be of type {known[key]}", key)
+
+
+def _data(node: Node, name: str, family: str, parameters: Mapping[str, object]) -> dict[str, object]:
+    """Return what is known about real data: where it is, and which content."""
+    unknown = [key for key in parameters if key not in ("family", "path", "sha256")]
+    if unknown:
+        raise UnknownNameError(f"key of {family}", str(unknown[0]), ("family", "path", "sha256"), node.where(name))
+    if "path" not in parameters:
+        raise node.error(f"{name}: {family} is real data and needs path: FILE or path: hub:OWNER/NAME", name)
+    entry = {"family": family, "parameters": {}, **_file(node, name, parameters["path"])}
+    if "sha256" in parameters:
+        wanted, path = parameters["sha256"], Path(str(entry["path"]))
+        if not isinstance(wanted, str) or not re.fullmatch("[0-9a-f]{16,64}", wanted) or not path.is_file():
+            raise node.error(f"{name}: sha256: {wanted!r} must be 16 to 64 hex digits of the digest of a file", name)
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not found.startswith(wanted):
+            raise node.error(f"{name}: {path} has sha256 {found}, not {wanted}: it is another file", name)
+    return entry
 
 
 def _file(node: Node, key: str, value: object) -> dict[str, object]:
@@ -142,6 +192,11 @@ def parse_benchmark(node: Node) -> dict[str, object]:
     metric = node.typed("metric", str)
     if metric is not None:
         result["metric"] = metric
+    chance = node.typed("chance", (int, float))
+    if chance is not None:
+        if not 0 < chance < 1:
+            raise node.error(f"chance: {chance!r} must be between 0 and 1", "chance")
+        result["chance"] = chance
     if "include_path" in node:
         found = _file(node, "include_path", node["include_path"])
         result.update({"include_path": found["path"], "content": found["content"]})

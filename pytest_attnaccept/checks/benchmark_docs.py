@@ -34,7 +34,10 @@ _managers: dict[tuple[str, str, bool], Any] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One document: `unit` names task, document and prompt; `chance` is the score of a blind guess by `metric`."""
+    """One document: `unit` names task, document and prompt; `chance` is the score of a blind guess by `metric`.
+
+    `target` is the right answer as a text and `place` its number among the choices, as far as the task says so.
+    """
 
     unit: str
     task: str
@@ -42,6 +45,8 @@ class Outcome:
     parsed: bool
     chance: float
     metric: str = ""
+    target: str = ""
+    place: int = 0
 
 
 def lm_eval_outcomes(
@@ -102,9 +107,12 @@ def _broken(task: str, error: Exception) -> ContractError:
 
 
 def _missing(task: str, error: Exception) -> EngineError:
+    reason = next(iter(str(error).splitlines()), "no reason given")[
+        :200
+    ]  # an empty data set: StopIteration without a text
     return EngineError(
-        f"benchmark: the data of {task} cannot be had ({type(error).__name__}: {str(error).splitlines()[0][:200]}). Let the"
-        " Hub be reached once, or name a YAML task with local data_files in include_path"
+        f"benchmark: the data of {task} cannot be had ({type(error).__name__}: {reason}). Let the Hub be reached once, or"
+        " name a YAML task with local data_files in include_path"
     )
 
 
@@ -159,6 +167,7 @@ def _bounded(value: object) -> bool:
 
 def _outcome(task: str, row: Mapping[str, Any], metric: str, *, lower: bool) -> Outcome:
     choices = len(row.get("arguments") or ())
+    target, place = _target(row)
     answered = row.get("filtered_resps")
     texts = [text for text in (answered if isinstance(answered, list) else [answered]) if isinstance(text, str)]
     return Outcome(
@@ -168,4 +177,18 @@ def _outcome(task: str, row: Mapping[str, Any], metric: str, *, lower: bool) -> 
         parsed=not texts or any(text.strip() and text != "[invalid]" for text in texts),
         chance=1.0 / choices if choices > 1 else 0.0,
         metric=metric,
+        target=target,
+        place=place,
     )
+
+
+def _target(row: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the right answer as a text and as a place among the choices; a list stands for its first entry."""
+    right = row.get("target")
+    right = right[0] if isinstance(right, (list, tuple)) and right else right
+    if isinstance(right, int):
+        return str(right), int(right)
+    arguments = row.get("arguments")
+    said = [str(args[-1]).strip() for args in arguments] if isinstance(arguments, list) and len(arguments) > 1 else []
+    text = str(right or "")
+    return text, said.index(text.strip()) if text.strip() in said else 0

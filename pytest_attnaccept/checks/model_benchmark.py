@@ -5,6 +5,8 @@ Positions
 1. Paired per document. Documents with the same prompt are one independent unit; a document that one side did not answer
    ends the item.
 2. A task whose data or library is not there is INCOMPLETE with the reason, never left out.
+3. The chance level is the largest of: one over the number of choices, what models score that read nothing, and what the
+   profile declares.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import hashlib
 import importlib.util
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_attnaccept.checks.benchmark_docs import METRICS, Outcome, lm_eval_outcomes
 from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
@@ -38,7 +40,10 @@ DEFAULTS: Mapping[str, object] = {
     "metric": "",  # "name" or "name,filter"; the first known one when empty
     "run_code": False,  # whether generated code may be run (humaneval), in a process of its own
     "max_gen_toks": 512,  # cap of every generation
+    "chance": None,  # score of a blind guess, where it is known to be above what is found
 }
+_CERTAIN = 1.0 - 1e-9  # a guess that is always right: no baseline beats it
+_blind: dict[tuple[object, ...], float] = {}
 HUMANEVAL = "humaneval"
 
 
@@ -54,7 +59,8 @@ def measure(session: ModelSession, params: Params) -> Measured:
             f"{params.check}: the two sides were asked different documents; they must share a tokenizer"
         )
     _require_one_metric(given.text("task", ""), base, cand)
-    gate, units = _gate(given.text("task", ""), base, cand)
+    blind = _blind_score(given, base)
+    gate, units = _gate(given.text("task", ""), base, cand, max(blind, given.optional_number("chance") or 0.0))
     length = max(first.longest, second.longest)
     return Measured(
         gates=(gate,),
@@ -62,6 +68,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
             Fact(name="length", value=length, unit="tokens"),
             Fact(name="documents", value=len(base)),
             Fact(name="truncated_prompts", value=first.truncated),
+            Fact(name="blind_score", value=round(blind, 4)),
             *_facts("baseline", base),
             *_facts("candidate", cand),
             soundness_fact(session, session.baseline),
@@ -103,11 +110,27 @@ def _answered(session: ModelSession, side: Side, given: Params) -> tuple[list[Ou
     limit = given.optional_integer("limit")
     if task == HUMANEVAL:
         return _humaneval(side, model, path, limit, run_code=given.given["run_code"] is True), model
-    outcomes = lm_eval_outcomes(
-        task, model, include_path=path, content=str(given.given["content"] or ""), limit=limit,
+    return _of_lm_eval(given, model), model
+
+
+def _of_lm_eval(given: Params, model: Any) -> list[Outcome]:
+    return lm_eval_outcomes(
+        given.text("task", ""), model, include_path=str(given.given["include_path"] or ""),
+        content=str(given.given["content"] or ""), limit=given.optional_integer("limit"),
         num_fewshot=given.optional_integer("num_fewshot", low=0), metric=str(given.given["metric"] or ""),
     )  # fmt: skip
-    return outcomes, model
+
+
+def _blind_score(given: Params, base: Sequence[Outcome]) -> float:
+    """Return what models score that read nothing; remembered, because every cell of a matrix asks the same documents."""
+    if given.text("task", "") == HUMANEVAL:
+        return 0.0  # every document has its own chance: whether an empty body passes
+    from pytest_attnaccept.checks.benchmark_blind import blind_score
+
+    key = (*(str(given.given[name]) for name in DEFAULTS), tuple((o.unit, o.target) for o in base))
+    if key not in _blind:
+        _blind[key] = blind_score(base, lambda model: _of_lm_eval(given, model))
+    return _blind[key]
 
 
 def _humaneval(side: Side, model: CacheLM, path: str, limit: int | None, *, run_code: bool) -> list[Outcome]:
@@ -120,19 +143,27 @@ def _humaneval(side: Side, model: CacheLM, path: str, limit: int | None, *, run_
         for problem in humaneval_problems(path, limit):
             prompt = str(problem["prompt"])
             body = model.complete(prompt, {"until": list(STOPS)})
-            program = f"{prompt}{body}\n{problem['test']}\ncheck({problem['entry_point']})\n"
+            tests = f"\n{problem['test']}\ncheck({problem['entry_point']})\n"
+            right = passes(f"{prompt}{body}{tests}")
+            # Tests that a function passes which does nothing test nothing; asked only where there is something to lose.
+            empty = right and side.name == "baseline" and passes(f"{prompt}    pass{tests}")
             mark = hashlib.sha256(f"{prompt}{problem['test']}".encode()).hexdigest()[:12]
             outcomes.append(
                 Outcome(
-                    unit=f"{HUMANEVAL}:{problem['task_id']}:{mark}", task=HUMANEVAL, score=float(passes(program)),
-                    parsed=bool(body.strip()), chance=0.0,
+                    unit=f"{HUMANEVAL}:{problem['task_id']}:{mark}", task=HUMANEVAL, score=float(right),
+                    parsed=bool(body.strip()), chance=float(empty),
                 )
             )  # fmt: skip
     return outcomes
 
 
-def _gate(task: str, base: Sequence[Outcome], cand: Sequence[Outcome]) -> tuple[PairedScores, list[str]]:
-    """Return the gate and the names of its units: documents with one prompt share a unit."""
+def _gate(
+    task: str, base: Sequence[Outcome], cand: Sequence[Outcome], chance: float = 0.0
+) -> tuple[PairedScores, list[str]]:
+    """Return the gate and the names of its units: documents with one prompt share a unit.
+
+    `chance` is what a blind guess is known to score; the documents' own chances may say more.
+    """
     clusters: dict[str, list[tuple[float, float]]] = {}
     for ours, theirs in zip(base, cand, strict=True):
         # The last part of a unit's name is the digest of its prompt.
@@ -142,7 +173,7 @@ def _gate(task: str, base: Sequence[Outcome], cand: Sequence[Outcome]) -> tuple[
         name=f"benchmark[{task}]",
         losses=tuple(losses),
         base_mean=statistics.fmean(o.score for o in base),
-        chance=statistics.fmean(o.chance for o in base),
+        chance=min(max(chance, statistics.fmean(o.chance for o in base)), _CERTAIN),
         n_items=len(base),
         discordant=sum(a.score != b.score for a, b in zip(base, cand, strict=True)),
         where=f"{task}: {len(base)} documents, {len(losses)} different prompts",

@@ -106,7 +106,7 @@ def _losses(
 
 def _source(item: TaskItem) -> str:
     """Return what the independent unit is: the text that was read. Another question about it is no further evidence."""
-    if item.task in DATA_FAMILIES:
+    if item.task in DATA_FAMILIES and "source" in item.parameters:
         return str(item.parameters["source"])  # the text before it was cut
     return hashlib.sha256(item.context.encode("utf-8")).hexdigest()[:16]
 

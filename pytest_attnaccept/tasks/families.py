@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from pytest_attnaccept.errors import ContractError, UnknownNameError
+from pytest_attnaccept.errors import AttnAcceptError, ContractError, UnknownNameError
 from pytest_attnaccept.tasks import (
     aliases,
     copy_span,
@@ -32,6 +32,7 @@ from pytest_attnaccept.tasks import (
     variable_tracking,
     word_counting,
 )
+from pytest_attnaccept.tasks.foreign import require_sound
 from pytest_attnaccept.tasks.items import Parameter, TaskItem
 
 __all__ = ["GROUP", "Family", "generate", "task_families"]
@@ -103,13 +104,34 @@ def task_families() -> Mapping[str, Family]:
 
 def _installed(name: str) -> Family:
     """The family that another package offers under this name (entry-point group ``pytest_attnaccept.tasks``)."""
-    points = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in points:
-        raise UnknownNameError("task family", name, [*_FAMILIES, *points])
-    family = points[name].load()
+    points = list(entry_points(group=GROUP))
+    found = {point.value: point for point in points if point.name == name}
+    if not found:
+        raise UnknownNameError("task family", name, [*_FAMILIES, *(point.name for point in points)])
+    if len(found) > 1:
+        raise ContractError(f"task family {name!r} is offered more than once: {', '.join(sorted(found))}")
+    ((place, point),) = found.items()
+    try:
+        family = point.load()
+    except Exception as error:  # the module of another package: whatever it raises, this is where it is named
+        raise ContractError(
+            f"task family {name!r}: {place} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(family, Family):
-        raise ContractError(f"task family {name!r}: {points[name].value} is a {type(family).__name__}, not a Family")
+        raise ContractError(f"task family {name!r}: {place} is a {type(family).__name__}, not a Family")
+    if not isinstance(family.defaults, Mapping) or not callable(family.make):
+        raise ContractError(f"task family {name!r}: {place} has no mapping of defaults, or nothing that makes an item")
     return family
+
+
+def _made(task: str, family: Family, arguments: Mapping[str, object]) -> TaskItem:
+    """Call a foreign family, whatever it raises."""
+    try:
+        return family.make(**arguments)
+    except AttnAcceptError:
+        raise
+    except Exception as error:  # code of another package: none of its errors is the candidate's
+        raise ContractError(f"task family {task!r} raised {type(error).__name__}: {error}") from error
 
 
 def generate(
@@ -141,10 +163,15 @@ def generate(
     for name, value in parameters.items():
         if name not in family.defaults:
             raise UnknownNameError(f"parameter of {task}", name, family.defaults)
-        if type(value) is not type(family.defaults[name]):
+        if type(value) is int and type(family.defaults[name]) is float:
+            parameters[name] = float(value)
+        elif type(value) is not type(family.defaults[name]):
             raise ContractError(f"{task}: {name}={value!r} must be of type {type(family.defaults[name]).__name__}.")
     if target_tokens < 1:
         raise ContractError(f"{task}: target_tokens={target_tokens} must be positive.")
-    return family.make(
-        fit=fit, target_tokens=target_tokens, seed=seed, index=index, **{**family.defaults, **parameters}
-    )
+    arguments = {
+        "fit": fit, "target_tokens": target_tokens, "seed": seed, "index": index, **family.defaults, **parameters,
+    }  # fmt: skip
+    if task in _FAMILIES:
+        return family.make(**arguments)
+    return require_sound(task, lambda: _made(task, family, arguments), fit=fit, target_tokens=target_tokens)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from pytest_attnaccept.errors import SchemaError, UnknownNameError, UsageError
-from pytest_attnaccept.profile_checks import check_id
+from pytest_attnaccept.profile_checks import _PARAMETERS, check_id
 from pytest_attnaccept.profiles import load_profile, parse_profile
 from pytest_attnaccept.protocol import StackEntry, not_gated_yet, required_depth
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.strict_yaml import load_text
+from pytest_attnaccept.tasks import task_families
 from pytest_attnaccept.taxonomy import Kind, Surface
 
 REGISTRY = Registry.builtin()
@@ -142,6 +145,59 @@ BAD = {
 def test_what_measures_nothing_is_refused(line):
     with pytest.raises(UsageError, match=r"p\.yaml:5"):
         profile(f"checks:\n  {line}\n")
+
+
+def test_parameters_are_those_of_the_families():
+    """Names and types are written down where a profile is read, without what makes the items."""
+    for name, family in task_families().items():
+        listed = dict(entry.split(":") for entry in _PARAMETERS[name].split())
+        assert listed == {key: type(value).__name__ for key, value in family.defaults.items()}
+    assert tuple(_PARAMETERS) == tuple(task_families())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{kv_recall: {pears: 3}}", "unknown parameter of kv_recall 'pears'. Did you mean 'pairs'"),
+        ("{long: {family: passkey, values: uuid}}", "unknown parameter of passkey 'values'. Did you mean 'value'"),
+        ("{kv_recall: {pairs: true}}", "pairs=True must be of type int"),
+        ("{kv_recall: {pairs: 3.5}}", "pairs=3.5 must be of type int"),
+        ("{passkey: {value: 7}}", "value=7 must be of type str"),
+        ("{passkey: {depth: deep}}", "depth='deep' must be of type float"),
+        ("{passkey: {path: passkeys.jsonl}}", "unknown parameter of passkey 'path'"),
+        ("{hotpotqa: {path: p.jsonl, pairs: 3}}", "unknown key of hotpotqa 'pairs'"),
+        ("{hotpotqa: {path: p.jsonl, sha: 12}}", "unknown key of hotpotqa 'sha'. Did you mean 'sha256'"),
+        ("{hotpotqa: {path: p.jsonl, sha256: abc}}", "must be 16 to 64 hex digits"),
+        ("{hotpotqa: {path: p.jsonl, sha256: 00000000deadbeef}}", "it is another file"),
+        ("{hotpotqa: {path: 'hub:a/b', sha256: 00000000deadbeef}}", "of the digest of a file"),
+    ],
+)
+def test_a_mistake_in_a_parameter_is_found_when_the_profile_is_read(tmp_path, line, message):
+    (tmp_path / "p.jsonl").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"p\.yaml:5") as caught:
+        profile(f"checks:\n  long-range: {{families: {line}}}\n", tmp_path)
+    assert message in str(caught.value)
+
+
+def test_the_line_is_that_of_the_parameter():
+    with pytest.raises(UnknownNameError, match=r"p\.yaml:8: unknown parameter of kv_recall"):
+        profile("checks:\n  long-range:\n    families:\n      kv_recall:\n        pears: 3\n")
+
+
+def test_the_right_file_is_recognized(tmp_path):
+    (tmp_path / "p.jsonl").write_text("{}", encoding="utf-8")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    for wanted in (digest, digest[:16]):
+        text = f"checks:\n  long-range: {{families: {{hotpotqa: {{path: p.jsonl, sha256: '{wanted}'}}}}}}\n"
+        found = profile(text, tmp_path).checks["long-range"]["families"]["hotpotqa"]
+        assert (found["content"], found["parameters"]) == (digest[:16], {})
+
+
+def test_a_chance_is_a_share():
+    assert depth("checks: {benchmark: {tasks: [arc_easy], chance: 0.25}}")["benchmark-arc_easy"]["chance"] == 0.25
+    for value in ("0", "1", "-0.1", "true", "often"):
+        with pytest.raises(UsageError, match=r"p\.yaml:4"):
+            profile(f"checks: {{benchmark: {{tasks: [arc_easy], chance: {value}}}}}\n")
 
 
 def test_unknown_names_get_a_suggestion():

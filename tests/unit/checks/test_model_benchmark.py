@@ -120,7 +120,9 @@ def test_a_harmless_cache_passes_and_half_of_it_loses(toy, tasks, task):
         decision = decide(measured, LIMITS)
         results[name] = decision.verdict
         assert measured.gates[0].base_mean == 1.0
-        assert measured.gates[0].chance == pytest.approx(0.25 if task == "toy_choice" else 0.0)
+        # Who takes the same choice every time is right a little more often than one over the number of choices.
+        low, high = (0.25, 0.4) if task == "toy_choice" else (0.0, 0.1)
+        assert low <= measured.gates[0].chance <= high
         assert facts(measured)["documents"] == 40
         assert facts(measured)["truncated_prompts"] == 0
         assert len(measured.gates[0].losses) == 40
@@ -267,6 +269,112 @@ def test_a_metric_of_which_less_is_better_is_turned_around():
     for value in (float("nan"), 1.5, -0.1, "x", None):
         with pytest.raises(ContractError, match="has no metric 'error'"):
             _outcomes("t", [{**row, "error": value}], "error", {})
+
+
+# What makes a task say "right" to somebody who has read nothing: change of the YAML, change of the rows.
+LETTERS = ["A", "B", "C", "D"]
+NOTHING_READ = {
+    "a metric that ignores everything": (
+        GENERATE, lambda text: text.replace("metric: exact_match", 'metric: exact_match, regexes_to_ignore: [".*"]'), None,
+    ),
+    "a filter that says the same of every text": (
+        GENERATE,
+        lambda text: text.replace('"([a-z]+)"', '"(zzz)", fallback: lamp').replace("{{choices[answer]}}", "lamp"),
+        None,
+    ),
+    "less is better and silence is best": (
+        GENERATE, lambda text: text.replace("higher_is_better: true", "higher_is_better: false"), None,
+    ),
+    "the first choice is always right": (
+        CHOICE, lambda text: text, lambda row: {**row, "choices": sorted(row["choices"], key=lambda c: c != row["choices"][row["answer"]]), "answer": 0},
+    ),
+    "the third choice is always right": (
+        CHOICE,
+        lambda text: text,
+        lambda row: {
+            **row,
+            "choices": [*[c for c in row["choices"] if c != row["choices"][row["answer"]]][:2], row["choices"][row["answer"]]],
+            "answer": 2,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("yaml", "change", "rows"), NOTHING_READ.values(), ids=NOTHING_READ)
+def test_what_somebody_gets_right_who_reads_nothing_gates_nothing(toy, tasks, tmp_path, yaml, change, rows):
+    given = [json.loads(line) for line in (tasks / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(rows(row) if rows else row) for row in given), encoding="utf-8")
+    text = change(yaml.format(file=file, sample="false"))
+    (tmp_path / "task.yaml").write_text(text, encoding="utf-8")
+    name = "toy_choice" if yaml is CHOICE else "toy_generate"
+    with session(toy, "kv8") as opened:
+        measured = opened.measure(f"benchmark-{name}", {"include_path": str(tmp_path)})
+    assert measured.gates[0].chance > 0.99
+    decision = decide(measured, LIMITS)
+    assert decision.verdict is Verdict.INVALID
+    assert "chance" in decision.headline
+
+
+def test_letters_that_are_written_are_guessed_as_often_as_letters_that_are_chosen(toy, tasks, tmp_path):
+    """A generated multiple choice: the task has one request per document, and says nothing about four letters."""
+    given = [json.loads(line) for line in (tasks / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({**row, "answer": n % 4}) for n, row in enumerate(given)), encoding="utf-8")
+    text = GENERATE.format(file=file, sample="false").replace("{{choices[answer]}}", "{{['A', 'B', 'C', 'D'][answer]}}")
+    (tmp_path / "task.yaml").write_text(text.replace("([a-z]+)", "([A-D])"), encoding="utf-8")
+    with session(toy, "kv8") as opened:
+        measured = opened.measure("benchmark-toy_generate", {"include_path": str(tmp_path)})
+        declared = opened.measure("benchmark-toy_generate", {"include_path": str(tmp_path), "chance": 0.5})
+    # Ten of forty have the letter; the one that it is taken from does not count.
+    assert measured.gates[0].chance == pytest.approx(9 / 39)
+    assert declared.gates[0].chance == 0.5
+
+
+def test_a_declared_chance_never_lowers_what_is_found(toy, tasks):
+    with session(toy, "kv8") as opened:
+        measured = opened.measure("benchmark-toy_choice", {"include_path": str(tasks), "limit": 20, "chance": 0.01})
+    assert measured.gates[0].chance >= 0.25
+
+
+def test_groups_few_shots_and_limits(toy, tasks, tmp_path):
+    """Every subtask is limited and scored on its own, and their documents are one item."""
+    file = tasks / "rows.jsonl"
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(
+            CHOICE.format(file=file).replace("toy_choice", f"toy_{name}") + "fewshot_split: test\n", encoding="utf-8"
+        )
+    (tmp_path / "group.yaml").write_text("group: toy_group\ntask: [toy_one, toy_two]\n", encoding="utf-8")
+    with session(toy, "kv8") as opened:
+        params = {"include_path": str(tmp_path), "limit": 4}
+        plain = opened.measure("benchmark-toy_group", params)
+        shots = opened.measure("benchmark-toy_one", {**params, "num_fewshot": 1})
+    assert facts(plain)["documents"] == 8
+    assert {name: row["n"] for name, row in plain.details["tasks"].items()} == {"toy_one": 4, "toy_two": 4}
+    # The example is longer than what is left of the trained length: its beginning goes, which is counted for every choice.
+    assert facts(plain)["truncated_prompts"] == 0
+    assert (facts(shots)["truncated_prompts"], facts(shots)["length"]) == (4 * 4, toy.trained_length)
+
+
+def test_a_task_without_documents_is_no_success(toy, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("", encoding="utf-8")
+    (tmp_path / "task.yaml").write_text(CHOICE.format(file=file), encoding="utf-8")
+    with session(toy, "kv8") as opened, pytest.raises((ContractError, EngineError)):
+        opened.measure("benchmark-toy_choice", {"include_path": str(tmp_path)})
+
+
+def test_problems_that_an_empty_function_solves_test_nothing(toy, tmp_path, monkeypatch):
+    rows = [
+        {"task_id": f"H/{n}", "prompt": f"def f{n}():\n", "entry_point": f"f{n}", "test": "def check(g):\n    pass\n"}
+        for n in range(3)
+    ]
+    rows.append({**rows[0], "task_id": "H/3", "test": "def check(g):\n    assert g() == 1\n"})
+    (tmp_path / "HumanEval.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    monkeypatch.setattr(CacheLM, "complete", lambda *_: "    return 1\n")
+    with session(toy, "kv8") as opened:
+        measured = opened.measure("benchmark-humaneval", {"include_path": str(tmp_path), "run_code": True})
+    assert (measured.gates[0].base_mean, measured.gates[0].chance) == (1.0, 0.75)
 
 
 def test_documents_with_one_prompt_are_one_unit(toy):
