@@ -23,19 +23,18 @@ from pathlib import Path
 
 from pytest_attnaccept.compare_junit import write_comparison
 from pytest_attnaccept.errors import AttnAcceptError, RecordError, UsageError
-from pytest_attnaccept.log_pairs import PairedLog, choose_metric, pair_samples
+from pytest_attnaccept.log_metrics import choose_metric
+from pytest_attnaccept.log_pairs import PairedLog, pair_samples
+from pytest_attnaccept.log_refusals import blind, mostly_void, not_exact, vacuous
 from pytest_attnaccept.log_tables import is_table, pair_tables, read_table
 from pytest_attnaccept.logs import SampleLog, read_samples
-from pytest_attnaccept.measurement import ClusteredSums, Fact, Measured, PairedCounts, PairedScores, Refusal
+from pytest_attnaccept.measurement import Fact, Measured, PairedCounts, PairedScores, Refusal
 from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
-from pytest_attnaccept.taxonomy import Kind, Method, Verdict
+from pytest_attnaccept.taxonomy import Method, Verdict
 from pytest_attnaccept.verdict import Decision, decide
 
 __all__ = ["Comparison", "compare_logs", "compare_main", "measure_logs"]
-
-MOST_VOID = 0.02
-"""Share of items without a usable baseline answer up to which a PASS counts (policy: below the usual margins)."""
 
 _EXIT = {Verdict.PASS: 0, Verdict.FAIL: 1}
 
@@ -82,15 +81,15 @@ def measure_logs(
         filters = _filters(base, cand) if filter_name is None else (filter_name,)
         pairs = tuple(pair_samples(base, cand, chosen, f, cluster=cluster, chance=chance) for f in filters)
         digests = base.digest + cand.digest
-    blind = _blind(baseline, candidate, pairs, method, through_cache)
+    unseen = blind(baseline, candidate, pairs, method, through_cache)
     measured = Measured(
         # Logs that cannot show the effect at all are not compared: neither a PASS nor a FAIL would be about the method.
-        gates=() if blind else tuple(pair.gate for pair in pairs),
+        gates=() if unseen else tuple(pair.gate for pair in pairs),
         facts=tuple(fact for pair in pairs for fact in _facts(pair)),
         refusals=(
-            *(Refusal(verdict=Verdict.INVALID, reason=reason) for reason in (*blind, *_vacuous(pairs, method))),
-            *_not_exact(pairs, method),
-            *_mostly_void(pairs),
+            *(Refusal(verdict=Verdict.INVALID, reason=reason) for reason in (*unseen, *vacuous(pairs, method))),
+            *not_exact(pairs, method),
+            *mostly_void(pairs),
         ),
         data_digest=hashlib.sha256(digests.encode()).hexdigest(),
     )
@@ -117,67 +116,6 @@ def _facts(pair: PairedLog) -> list[Fact]:
         Fact(name=f"{pair.name}.void", value=pair.void),
         *(Fact(name=f"{pair.name}.note", value=note) for note in pair.notes),
     ]
-
-
-def _blind(
-    baseline: Path, candidate: Path, pairs: Sequence[PairedLog], method: Method | None, through_cache: bool
-) -> list[str]:
-    """Give the reasons why these logs cannot show what the method does."""
-    reasons = []
-    if baseline.samefile(candidate):
-        reasons.append(f"{candidate} was compared with itself")
-    if method is not None and method.acts_on_kv:
-        table = isinstance(pairs[0].gate, ClusteredSums)
-        if not (through_cache if table else all(pair.generative for pair in pairs)):
-            unknown = not table and any(pair.generative is None for pair in pairs)
-            what = "the logs do not say that answers were generated" if unknown else "these are log-likelihood scores"
-            reasons.append(
-                f"{method.name} acts on the KV cache, and {what}: one forward pass never reads the compressed cache, so the "
-                "loss cannot show. Use generative tasks (output_type generate_until)"
-                + (", or state --through-cache if the table was measured through it" if table else "")
-            )
-    return reasons
-
-
-def _vacuous(pairs: Sequence[PairedLog], method: Method | None) -> list[str]:
-    """Give the reasons why equal numbers prove nothing here."""
-    reasons = []
-    if method is not None and method.kind is Kind.APPROXIMATE and all(pair.identical for pair in pairs):
-        reasons.append(
-            f"every answer is identical to the baseline's: {method.name} was not active, or never had to act"
-        )
-    reasons += [
-        f"{pair.name} is {pair.constant:g} on every item of both runs: a score that never varies measures nothing"
-        for pair in pairs
-        if pair.constant is not None and pair.constant < 1.0
-    ]
-    return reasons
-
-
-def _mostly_void(pairs: Sequence[PairedLog]) -> tuple[Refusal, ...]:
-    """Refuse to pass where many items have no usable baseline answer: the candidate's losses may be among them."""
-    return tuple(
-        Refusal(
-            verdict=Verdict.INCONCLUSIVE,
-            reason=(
-                f"{pair.name}: {pair.void} of {pair.void + pair.items} items have no usable baseline answer, more than"
-                f" {MOST_VOID:.0%}: run the baseline again"
-            ),
-        )
-        for pair in pairs
-        if pair.void > MOST_VOID * (pair.void + pair.items)
-    )
-
-
-def _not_exact(pairs: Sequence[PairedLog], method: Method | None) -> tuple[Refusal, ...]:
-    """Refuse to pass an exact method whose answers differ: only logits can tell a near-tie from a wrong result."""
-    if method is None or method.kind is not Kind.EXACT or all(pair.identical for pair in pairs):
-        return ()
-    reason = (
-        f"{method.name} is exact, and answers differ: logs cannot tell near-ties from a wrong result; gate it with"
-        f" accept.{method.surface.value}(...)"
-    )
-    return (Refusal(verdict=Verdict.INCONCLUSIVE, reason=reason),)
 
 
 def compare_logs(

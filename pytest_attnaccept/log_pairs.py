@@ -11,31 +11,16 @@ Positions
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_attnaccept.errors import RecordError, suggest
+from pytest_attnaccept.log_metrics import refuse_direction, score_of
 from pytest_attnaccept.logs import SampleLog, SampleRow
 from pytest_attnaccept.measurement import Gate, PairedCounts, PairedScores
 
-__all__ = ["PairedLog", "choose_metric", "pair_samples"]
-
-_LOWER_IS_BETTER = (
-    "perplexity",
-    "bits_per_byte",
-    "wer",
-    "cer",
-    "ter",
-    "nll",
-    "loss",
-    "brier",
-    "error",
-    "distance",
-    "toxicity",
-)
-_FAVOURITES = ("acc", "exact_match")
+__all__ = ["PairedLog", "pair_samples"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,30 +60,11 @@ class PairedLog:
     notes: tuple[str, ...]
 
 
-def choose_metric(base: SampleLog, cand: SampleLog, wanted: str | None) -> str:
-    """Give the metric to compare: the one named, else acc, else exact_match, else the only one."""
-    common = [name for name in base.metrics if name in cand.metrics]
-    if wanted is not None:
-        if wanted in common:
-            return wanted
-        sides = [log.path.name for log in (base, cand) if wanted not in log.metrics]
-        raise RecordError(
-            f"metric {wanted!r} is not in {' and '.join(sides)}.{suggest(wanted, common)} Both logs have: "
-            f"{', '.join(common) or 'none'}"
-        )
-    for name in _FAVOURITES:
-        if name in common:
-            return name
-    if len(common) == 1:
-        return common[0]
-    raise RecordError(f"name the metric to compare with --metric; both logs have: {', '.join(common) or 'none'}")
-
-
 def pair_samples(
     base: SampleLog, cand: SampleLog, metric: str, filter_name: str, *, cluster: str | None = None, chance: float = 0.0
 ) -> PairedLog:
     """Pair one metric under one filter."""
-    _refuse_direction(metric)
+    refuse_direction(metric)
     first, second = _by_key(base, filter_name), _by_key(cand, filter_name)
     _refuse_mismatch(base, cand, first, second)
     values: dict[object, list[tuple[float, float]]] = defaultdict(list)
@@ -110,12 +76,12 @@ def pair_samples(
         _refuse_more_answers(cand, rows, partners)
         for index, row in enumerate(rows):
             partner = partners[index] if index < len(partners) else None
-            old = _score(base, row, metric)
+            old = score_of(base, row, metric)
             generative.add(row.generative)
             if old is None:
                 void += 1
                 continue
-            new = None if partner is None else _score(cand, partner, metric)
+            new = None if partner is None else score_of(cand, partner, metric)
             lost += new is None
             same = same and partner is not None and partner.answer == row.answer != ""
             # A lost answer costs a whole item, also where the baseline scored nothing.
@@ -242,35 +208,6 @@ def _refuse_more_answers(cand: SampleLog, rows: Sequence[SampleRow], partners: S
         raise RecordError(
             f"{cand.path}:{partners[len(rows)].line}: answers an item {len(partners)} times that the baseline answers"
             f" {len(rows)} times, and its rows have no doc_id; the log holds more than one run"
-        )
-
-
-def _score(log: SampleLog, row: SampleRow, metric: str) -> float | None:
-    """Give one score in [0, 1]; None when there is no usable answer."""
-    value = row.values.get(metric)
-    if value is None or (isinstance(value, str) and value.strip().lower() in ("nan", "none", "")):
-        return None
-    if isinstance(value, bool | int | float):
-        number = float(value)
-        if math.isnan(number):
-            return None
-        if 0.0 <= number <= 1.0:
-            return number
-        raise RecordError(
-            f"{log.path}:{row.line}: {metric} is {number:g}, and an absolute margin needs scores in [0, 1]; corpus scores and "
-            "percentages cannot be compared here"
-        )
-    raise RecordError(
-        f"{log.path}:{row.line}: {metric} is {value!r}, which is no score of one item; choose another metric"
-    )
-
-
-def _refuse_direction(metric: str) -> None:
-    name = metric.lower()
-    if any(part == word or name.endswith(word) for word in _LOWER_IS_BETTER for part in name.split("_")):
-        raise RecordError(
-            f"metric {metric!r} is better when lower; compare a score that is better when higher, or likelihoods as an NLL "
-            "table (document,tokens,nll)"
         )
 
 

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernel", "state", "checks"),
     ("records",),
     ("blame", "contrasts", "compounding", "verdict", "verdict_clusters", "completeness"),
-    ("logs", "log_tables", "log_pairs", "compare", "compare_junit"),
+    ("logs", "log_tables", "log_metrics", "log_pairs", "log_refusals", "compare", "compare_junit"),
     ("controls", "selftest"),
     ("shards",),
     ("kv_layers", "kv_ledger", "budget", "budget_report", "reports"),
