@@ -102,7 +102,9 @@ def effect(side: Side, state: State, part: Part, ids: Tensor, expected: Tensor, 
         if not touched:
             return None
         try:
-            seen = extend(side, state, ids, step=step)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # a candidate may draw; the run without damage drew the same
+                seen = extend(side, state, ids, step=step)
         except (AttnAcceptError, RuntimeError, ValueError, TypeError, ArithmeticError):
             return torch.full((ids.shape[0],), torch.inf)
     return (seen.float()[:, : expected.shape[1]] - expected.float()).abs().mean(dim=(1, 2)).cpu()

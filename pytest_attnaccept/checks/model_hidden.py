@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.damage import Effect, bypassed, effect, parts_of, unread
@@ -45,7 +46,9 @@ def damage_effects(side: Side, row: Tensor, context: int, pattern: Pattern) -> d
     with side.running():
         state = prefill(side, row[:, :context], pattern)
         step = min(pattern.step, _TOKENS)  # one call where the model takes several tokens
-        expected = extend(side, fork(side, state), ids, step=step)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            expected = extend(side, fork(side, state), ids, step=step)
         return {
             name: effect(side, fork(side, state), part, ids, expected, step)
             for name, part in parts_of(state.cache).items()

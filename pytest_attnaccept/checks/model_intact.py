@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytest_attnaccept.checks.model_data import encode
 from pytest_attnaccept.checks.model_evidence import largest_difference, rounding_bound
 from pytest_attnaccept.engines.calls import call
 from pytest_attnaccept.engines.fingerprints import weights_digest
+from pytest_attnaccept.engines.loading import LoadedModel
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.errors import AttnAcceptError
 
@@ -25,6 +27,8 @@ __all__ = ["Snapshot", "changes", "snapshot", "structure"]
 
 _PROBE = 128  # tokens; short enough to be asked after every check
 _KEPT = 8  # last positions of the probe that are compared
+_TEXT = "The 42nd probe: 1234 and 5678.\n"
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 # Settings that users assign before generating; no forward pass with explicit arguments reads them.
 _HARMLESS = (
     *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "return_dict"),
@@ -66,7 +70,7 @@ def snapshot(side: Side, earlier: Snapshot | None = None) -> Snapshot:
     return Snapshot(
         weights=earlier.weights if earlier is not None and earlier.places == places else weights_digest(side.model),
         places=places,
-        parts=structure(side.model),
+        parts={**structure(side.model), "tokenizer": _spelled(side.loaded), "scoring functions": _scores()},
         answer=answer,
     )
 
@@ -85,6 +89,7 @@ def structure(model: Any) -> dict[str, object]:
     return {
         "modules": {name: (id(module), type(module)) for name, module in modules},
         "forward hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for _, m in model.named_modules()),
+        "hooks of every module": [len(getattr(torch.nn.modules.module, name, ())) for name in _GLOBAL_HOOKS],
         # The function, not the attribute: a method that was replaced and put back is an attribute of its object now.
         "forward methods": {name: _function(module.forward) for name, module in modules},
         "training mode": {name: module.training for name, module in modules},
@@ -92,6 +97,24 @@ def structure(model: Any) -> dict[str, object]:
         "configuration": repr(sorted((k, v) for k, v in config.items() if k not in _HARMLESS)),
         "attention function": getattr(model.config, "_attn_implementation", None),
     }
+
+
+def _spelled(loaded: LoadedModel) -> str:
+    """Return what the tokenizer makes of a fixed text, there and back."""
+    ids = encode(loaded.tokenizer, _TEXT)
+    return repr((ids, loaded.tokenizer.decode(ids), getattr(loaded.tokenizer, "eos_token_id", None), loaded.prefix_ids))
+
+
+def _scores() -> str:
+    """Return what the functions that score answers make of fixed logits, whoever replaced them."""
+    logits = torch.linspace(-3.0, 4.0, 60).sin().reshape(2, 5, 6) * 3
+    target = torch.arange(10).reshape(2, 5) % 6
+    nll = torch.nn.functional.cross_entropy(logits.double().transpose(1, 2), target, reduction="none")
+    shares = torch.log_softmax(logits, dim=-1)
+    first = (logits.argmax(dim=-1), torch.argmax(logits, dim=-1), logits.topk(2, dim=-1).indices)
+    return repr(
+        ([round(x, 5) for x in [*nll.flatten().tolist(), *shares.flatten().tolist()]], [x.tolist() for x in first])
+    )
 
 
 def _function(method: Any) -> object:

@@ -10,7 +10,8 @@ per session, on copies of its cache.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.damage import WHOLE, Effect, Part, bypassed, effect, layers_of, parts_of, unread
+from pytest_attnaccept.checks.model_evidence import largest_difference, rounding_bound
 from pytest_attnaccept.checks.stack_memo import shared_key
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -36,23 +38,23 @@ _ONE_IN = 8  # policy: an eighth of the contexts costs a few percent of the call
 # measured: the last layer of pyramidkv, a few entries of a short context, shows .023 in its worst text (token by token);
 # layers that answer from originals less than a thousandth
 _READ_LAYER = 0.005
+# measured, in shares of the range of all logits: a scale that the tokens of a call share rounds earlier ones anew when a later
+# one sets it, which moves them by .002 to .004 at 8 bits (4 bits: .05); a token that is seen moves them by .07
+_ROUNDED_ANEW, _BITS = 0.02, 8
 _TOKENS = 4  # of the continuation that is compared, as in `footprint`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Probe:
-    """What damage to the cache of a judged batch of contexts did to the candidate.
-
-    `forked`: the judged continuation ran on a copy of the cache, so the damaged one does too.
-    """
+    """What damage to the cache of a judged batch of contexts did to the candidate; `faults`: what else these runs show."""
 
     ids: Tensor
     following: Tensor
     pattern: Pattern
     step: int
-    forked: bool
     layers: int
     effects: Mapping[str, Effect]
+    faults: tuple[str, ...] = ()
 
 
 def forget_read(session: ModelSession) -> None:
@@ -71,6 +73,8 @@ def note_read(
     ----------
     state
         The filled cache; left as it is.
+    forked
+        The judged continuation runs on a copy of the cache, so the damaged one does too.
     following
         What the judged continuation feeds next (batch, m), in calls of `step` tokens.
     """
@@ -79,11 +83,65 @@ def note_read(
     fed = following[:, : max(step, _TOKENS)]
     layers = len(layers_of(state.cache))
     parts = _chosen(parts_of(state.cache), layers, _digest(session, ids))
-    forked = forked or _ours(session)
-    found = _effects(side, _again(side, state, ids, forked=forked), fed, step, parts)
+    again = _again(side, state, ids, forked=forked or _ours(session))
+    expected = _run(side, again(), fed, step)
+    bounds = _bounds(session, expected)
+    found = {name: effect(side, again(), part, fed, expected[:, :_TOKENS], step) for name, part in parts.items()}
+    faults = [
+        *_future(side, again, fed, step, expected, bounds[0]),
+        *_memory(side, again, fed, step, expected, bounds[1]),
+    ]
     session.memo[_PROBES].append(
-        _Probe(ids=ids, following=fed, pattern=state.pattern, step=step, forked=forked, layers=layers, effects=found)
+        _Probe(
+            ids=ids, following=fed, pattern=state.pattern, step=step, layers=layers, effects=found, faults=tuple(faults)
+        )
     )
+
+
+def _bounds(session: ModelSession, logits: Tensor) -> tuple[float, float]:
+    """Return how far earlier logits may differ behind another token, and logits of two runs of the same calls."""
+    rounding, anew = rounding_bound(logits), _ROUNDED_ANEW * float(logits.max() - logits.min())
+    bits = min((c.bits for c in session.claims if c.bits is not None), default=float(_BITS))
+    rounds = any(c.bits is not None or c.attention or c.activation_bits is not None for c in session.claims)
+    future = math.inf if bits < _BITS else max(rounding, anew) if rounds else rounding
+    # Sums of a GPU may be taken in another order; a choice of entries then flips at a near tie.
+    return future, rounding if logits.device.type == "cpu" else max(rounding, anew)
+
+
+def _run(side: Side, state: State, fed: Tensor, step: int) -> Tensor:
+    """Return the logits of `fed`, with the same random numbers every time (a candidate may draw)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return extend(side, state, fed, step=step)
+
+
+def _future(
+    side: Side, again: Callable[[], State], fed: Tensor, step: int, expected: Tensor, bound: float
+) -> Iterator[str]:
+    """Change a token inside of the first judged call: logits before it must not move, in calls of just this size.
+
+    Most tokens of a text are scored in the call that holds the token to be predicted.
+    """
+    at = min(step, fed.shape[1], _TOKENS) - 1
+    if at < 1 or bound == math.inf:
+        return
+    other = fed.clone()
+    other[:, at] = (other[:, at] + 1) % int(side.model.get_input_embeddings().weight.shape[0])
+    moved = largest_difference(_run(side, again(), other, step)[:, :at], expected[:, :at])
+    if not moved <= bound:
+        yield f"tokens see the future in calls of {min(step, fed.shape[1])} tokens: earlier logits move by {moved:.2g}"
+
+
+def _memory(
+    side: Side, again: Callable[[], State], fed: Tensor, step: int, expected: Tensor, bound: float
+) -> Iterator[str]:
+    """Repeat the very first of these runs: what ran in between must not be noticed."""
+    moved = largest_difference(_run(side, again(), fed, step), expected)
+    if not moved <= bound:
+        yield (
+            f"the same calls give other logits (by {moved:.2g}) after others ran: something outside of the cache remembers,"
+            " so answers depend on what was asked before"
+        )
 
 
 def _is_judged(session: ModelSession, side: Side) -> bool:
@@ -132,26 +190,27 @@ def _chosen(parts: Mapping[str, Part], layers: int, digest: int) -> dict[str, Pa
 
 def _again(side: Side, state: State, ids: Tensor, *, forked: bool) -> Callable[[], State]:
     """Return what makes another cache of the same contexts, as the judged continuation got its own."""
-    if forked:
-        return lambda: fork(side, state)
-    return lambda: prefill(side, ids, state.pattern)
 
+    def made() -> State:
+        if forked:
+            return fork(side, state)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a candidate may draw: every one of these caches is the same one
+            return prefill(side, ids, state.pattern)
 
-def _effects(
-    side: Side, again: Callable[[], State], fed: Tensor, step: int, parts: Mapping[str, Part]
-) -> dict[str, Effect]:
-    expected = extend(side, again(), fed, step=step)[:, :_TOKENS]
-    return {name: effect(side, again(), part, fed, expected, step) for name, part in parts.items()}
+    return made
 
 
 def not_read_where_judged(session: ModelSession) -> tuple[Refusal, ...]:
     """Return why the judged answers were no answers from what is stored, or nothing."""
     for probe in session.memo.get(_PROBES) or ():
         words = bypassed(unread(_baseline(session, probe), probe.effects, layer=_READ_LAYER))
-        if words:
+        if words or probe.faults:
             rows = "" if probe.ids.shape[0] == 1 else f", batch of {probe.ids.shape[0]}"
             where = f" (where answers are judged: {probe.pattern.name}, {probe.ids.shape[1]} tokens{rows})"
-            return (Refusal(verdict=Verdict.INVALID, reason=words + where),)
+            unlike = Refusal(verdict=Verdict.INVALID, reason=words + where) if words else None
+            faults = (Refusal(verdict=Verdict.FAIL, reason=fault + where) for fault in probe.faults)
+            return (unlike,) if unlike else tuple(faults)
     return ()
 
 
@@ -177,8 +236,11 @@ def _measured(side: Side, probe: _Probe) -> Tensor:
             parts = parts_of(state.cache)
             alike = len(layers_of(state.cache)) == probe.layers
             names = [name for name in probe.effects if name in parts and (alike or not name.startswith("layer"))]
-            again = _again(side, state, probe.ids, forked=True)
-            found = _effects(side, again, probe.following, probe.step, {name: parts[name] for name in names})
+            expected = _run(side, fork(side, state), probe.following, probe.step)[:, :_TOKENS]
+            found = {
+                name: effect(side, fork(side, state), parts[name], probe.following, expected, probe.step)
+                for name in names
+            }
     except AttnAcceptError:  # the check itself reports a baseline that cannot run
         found = {}
     rows = [found.get(name) for name in probe.effects]
