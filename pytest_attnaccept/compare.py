@@ -23,13 +23,13 @@ from pathlib import Path
 
 from pytest_attnaccept.compare_junit import write_comparison
 from pytest_attnaccept.errors import AttnAcceptError, RecordError, UsageError
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.log_metrics import choose_metric
 from pytest_attnaccept.log_pairs import PairedLog, pair_samples
 from pytest_attnaccept.log_refusals import blind, mostly_void, not_exact, vacuous
 from pytest_attnaccept.log_tables import is_table, pair_tables, read_table
 from pytest_attnaccept.logs import SampleLog, read_samples
 from pytest_attnaccept.measurement import Fact, Measured, PairedCounts, PairedScores, Refusal
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
 from pytest_attnaccept.taxonomy import Method, Verdict
 from pytest_attnaccept.verdict import Decision, decide

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from pytest_attnaccept.errors import AttnAcceptError
 from pytest_attnaccept.fingerprint import accelerators, digest_of, digest_tree, package_versions
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.options import Options
-from pytest_attnaccept.profiles import Limit, Profile, data_dir, load_profile
+from pytest_attnaccept.profiles import Profile, data_dir, load_profile
 from pytest_attnaccept.protocol import Requirement, StackEntry, required_depth, stack_kind
 from pytest_attnaccept.sources import digests_of, installed_versions, source_closure
 from pytest_attnaccept.taxonomy import Surface

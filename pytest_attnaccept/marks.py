@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeGuard
 
 from pytest_attnaccept.errors import UnknownNameError, UsageError
-from pytest_attnaccept.profiles import LIMIT_NAMES, Limit, parse_limit
+from pytest_attnaccept.limits import LIMIT_NAMES, Limit, parse_limit
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs, check_mark_kind
 from pytest_attnaccept.taxonomy import Kind, Surface

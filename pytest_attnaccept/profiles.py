@@ -1,7 +1,6 @@
 """A profile is a deployment scenario: lengths, sample sizes, margins and what it may claim, read from YAML.
 
-A profile says how much is measured and where the limit is; *which* checks a kind needs is in `protocol`. Every limit
-names its origin; a number without one is refused, because nobody can later say whether it may be loosened.
+A profile says how much is measured and where the limit is; *which* checks a kind needs is in `protocol`.
 """
 
 from __future__ import annotations
@@ -15,23 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_attnaccept.errors import SchemaError, UnknownNameError
+from pytest_attnaccept.limits import Limit, parse_limits
 from pytest_attnaccept.profile_checks import parse_benchmark, parse_long_range
 from pytest_attnaccept.strict_yaml import Node, load
 from pytest_attnaccept.taxonomy import Surface
 
 __all__ = [
     "BUILTIN_PROFILES",
-    "Limit",
     "Profile",
     "data_dir",
     "load_profile",
-    "parse_limit",
-    "parse_limits",
     "parse_max_tokens",
 ]
 
 BUILTIN_PROFILES = ("smoke", "longctx", "serving", "edge", "research", "release")
-_ORIGINS = ("policy", "derived", "measured")
 _CHECKS = {
     "identity": ("tokens", "tier"),
     "equality": ("tokens", "tier", "documents"),
@@ -55,26 +51,6 @@ _PATTERN = re.compile(r"one-shot|token|chunk-[1-9]\d*|warm-prefix|batch(-left|-r
 _ONE_ROW = re.compile(r"one-shot|token|chunk-[1-9]\d*|warm-prefix")
 _ALL_PATTERNS = "one-shot, chunk-N, token, warm-prefix, batch, batch-left or batch-right"
 _PERFORMANCE = ("ttft", "tpot", "throughput", "p99", "peak-memory", "used-kv")
-LIMIT_NAMES = ("perplexity", "kl", "top1", "needle", "samples", "long-range", "benchmark", "halving")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """The largest loss that may ship, fixed before the data.
-
-    Attributes
-    ----------
-    max
-        Margin in the unit of the metric (fraction of answers, relative perplexity increase, nats).
-    origin
-        "policy: ...", "derived: ..." or "measured: ...".
-    loosened_from
-        The profile's own limit when a suite or mark sets a larger one; shown in every report.
-    """
-
-    max: float
-    origin: str
-    loosened_from: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,40 +197,6 @@ def parse_profile(node: Node) -> Profile:
         data=parse_data(node),
         file=node.file,
     )
-
-
-def parse_limits(node: Node, key: str = "limits") -> dict[str, Limit]:
-    """Read ``limits:``; each is ``{max: 0.05, origin: "policy: ..."}``."""
-    if key not in node:
-        return {}
-    limits: Node = node.typed(key, dict)
-    limits.only(LIMIT_NAMES)
-    result: dict[str, Limit] = {}
-    for name in limits:
-        entry = limits[name]
-        if not isinstance(entry, dict):
-            raise limits.error(
-                f'{name}: {entry!r} must be a mapping such as {{max: 0.05, origin: "policy: ..."}}', name
-            )
-        result[name] = parse_limit(name, entry, limits.where(name))
-    return result
-
-
-def parse_limit(name: str, entry: Mapping[str, object], where: str) -> Limit:
-    """Check one limit; used for YAML and for the ``limits=`` of a mark."""
-    for key in entry:
-        if key not in ("max", "origin"):
-            raise UnknownNameError(f"key of limit {name}", str(key), ("max", "origin"), where)
-    value = entry.get("max")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise SchemaError(f"{where}: limit {name}: max={value!r} must be a number in (0, 1]")
-    origin = entry.get("origin")
-    if not isinstance(origin, str) or origin.split(":")[0].strip() not in _ORIGINS:
-        raise SchemaError(
-            f'{where}: limit {name} needs origin: "policy: ...", "derived: ..." or "measured: ...";'
-            " a limit that nobody can trace is refused"
-        )
-    return Limit(max=float(value), origin=origin)
 
 
 def parse_max_tokens(node: Node) -> int | None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pytest_attnaccept.controls import Control
 from pytest_attnaccept.controls import statistics as statistics_controls
 from pytest_attnaccept.errors import AttnAcceptError
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import Measured
 from pytest_attnaccept.options import Options
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_attnaccept.errors import SchemaError
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.matrix import part_of_id
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.strict_yaml import Node

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_attnaccept.errors import UnknownNameError
+from pytest_attnaccept.limits import Limit, parse_limits
 from pytest_attnaccept.matrix import part_of_id
-from pytest_attnaccept.profiles import Limit, parse_data, parse_limits, parse_max_tokens
+from pytest_attnaccept.profiles import parse_data, parse_max_tokens
 from pytest_attnaccept.protocol import DRAFTED, StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.rows import ROWS, Row, combinations, wanted_rows

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import ClusteredSums, Gate, Measured, PairedCounts, PairedScores, Threshold
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
 from pytest_attnaccept.taxonomy import Verdict, worst_of
 from pytest_attnaccept.verdict_clusters import clustered_metric

@@ -10,8 +10,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import ClusteredSums
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.records import Metric
 from pytest_attnaccept.taxonomy import Verdict
 

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("measurement", "candidate"),
     ("fingerprint", "sources", "strict_yaml", "options"),
     ("catalog", "registry"),
-    ("profile_checks",),
+    ("limits", "profile_checks"),
     ("profiles",),
     ("protocol",),
     ("matrix",),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pytest_attnaccept.checks.looks import measure_in_looks
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import Measured, PairedScores, Refusal, Threshold
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.stats.sequential import plan_looks
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide

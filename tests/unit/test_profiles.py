@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pytest_attnaccept.errors import SchemaError, UnknownNameError, UsageError
-from pytest_attnaccept.profiles import BUILTIN_PROFILES, Limit, Profile, load_profile, parse_profile
+from pytest_attnaccept.limits import Limit
+from pytest_attnaccept.profiles import BUILTIN_PROFILES, Profile, load_profile, parse_profile
 from pytest_attnaccept.strict_yaml import load_text
 
 MINIMAL = "schema: 1\nname: mine\nclaim: a claim\n"

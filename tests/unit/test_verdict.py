@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import ClusteredSums, Measured, PairedCounts, PairedScores, Refusal, Threshold
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
 

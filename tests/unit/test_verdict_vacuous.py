@@ -2,8 +2,8 @@
 
 import pytest
 
+from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import Fact, Measured, PairedScores, Refusal, Threshold
-from pytest_attnaccept.profiles import Limit
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
 
