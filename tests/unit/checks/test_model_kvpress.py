@@ -16,6 +16,7 @@ from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.sides import side_of
 from pytest_attnaccept.engines.specs import parse_spec
 from pytest_attnaccept.engines.through_cache import parse_pattern, prefill
+from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.measurement import Threshold
 from pytest_attnaccept.methods.stack import apply_stack
 from pytest_attnaccept.registry import Registry, check_knobs
@@ -143,3 +144,54 @@ def test_a_press_at_ratio_zero_never_ran(toy):
         stack=stack("h2o", {"kv_budget": 0.5}),
     ) as session:
         assert ["never ran" in reason for reason in failing(session.measure("needle-1x", {"contexts": 2}))] == [True]
+
+
+def test_random_rows_of_a_batch_are_no_leak(toy):
+    from kvpress import RandomPress
+
+    with open_session(
+        candidate=Candidate(context=RandomPress(0.5, seed=0)),
+        baseline=toy,
+        stack=stack("random_eviction", {"kv_budget": 0.5}),
+    ) as session:
+        assert failing(session.measure("footprint", {"patterns": ["one-shot"]})) == []
+
+
+def test_chunks_of_row_0_in_every_row_are_found(toy):
+    """kvpress 0.5.5: `top_chunks.indices[0]` is what every row of a batch keeps."""
+    from kvpress import ChunkKVPress, SnapKVPress
+
+    with open_session(
+        candidate=Candidate(context=ChunkKVPress(SnapKVPress(0.5, window_size=32), chunk_length=8)),
+        baseline=toy,
+        stack=stack("snapkv", {"kv_budget": 0.5}),
+    ) as session:
+        assert failing(session.measure("footprint", {"patterns": ["one-shot"]})) == ["batch_rows"]
+
+
+def test_a_press_that_scores_when_it_is_left(toy):
+    """KVzip reads the text a second time when its context is left, which is before the questions in kvpress' pipeline."""
+    from kvpress import KVzipPress
+
+    found = {}
+    for where in ("context", "prefill_context"):
+        with open_session(
+            candidate=Candidate(**{where: KVzipPress(0.5)}), baseline=toy, stack=stack("snapkv", {"kv_budget": 0.5})
+        ) as session:
+            found[where] = session.measure("footprint", {"patterns": ["one-shot"]})
+    assert ["prefill_context=" in reason for reason in failing(found["context"])] == [True]
+    seems = [g.seems for g in found["prefill_context"].gates if isinstance(g, Threshold)]
+    assert any("mask only" in words for words in seems)
+
+
+def test_a_press_that_is_handed_over_uncalled_is_named(toy):
+    from kvpress import KnormPress
+
+    press = KnormPress(0.75)
+    with (
+        open_session(
+            candidate=Candidate(context=lambda: press), baseline=toy, stack=stack("h2o", {"kv_budget": 0.25})
+        ) as session,
+        pytest.raises(ContractError, match="no context manager; call it with the model"),
+    ):
+        session.measure("footprint", {"patterns": ["one-shot"]})
