@@ -133,9 +133,7 @@ MODEL_DECODING = {
 DRAFTED = ("speculative_decoding", "prompt_lookup")  # members that ask for MODEL_DECODING beside lossy ones
 # Without one of them nothing says what a lossy change costs.
 QUALITY = ("perplexity", "needle", "long-range", "benchmark")
-LOGS = {
-    "samples": "recorded answers of both sides, paired by document and prompt",
-}
+LOGS = {"samples": "recorded answers of both sides, paired by document and prompt"}
 PERFORMANCE = {
     "ttft": "time to first token against the same engine without the change",
     "tpot": "time per output token",
@@ -144,9 +142,7 @@ PERFORMANCE = {
     "peak-memory": "peak device memory",
     "used-kv": "KV memory in use, not allocated",
 }
-FULL_EVALUATION = {
-    "full-evaluation": "another architecture is another model: the complete benchmark evaluation",
-}
+FULL_EVALUATION = {"full-evaluation": "another architecture is another model: the complete benchmark evaluation"}
 LATER_APPROXIMATE = {
     "budget-curve": "halved budgets, certified range and cliff",
     "length-curve": "beyond the trained length",

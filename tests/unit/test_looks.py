@@ -71,7 +71,10 @@ def test_a_plan_that_ends_undecided_is_inconclusive_and_says_what_it_needs():
     measured, decision = run(source)
     assert decision.verdict is Verdict.INCONCLUSIVE
     assert len(measured.gates[0].losses) == 220
-    assert "needs n=292 for PASS with 80 % probability if the rest shows no loss, n=1158 if it loses as much" in decision.headline
+    assert (
+        "needs n=292 for PASS with 80 % probability if the rest shows no loss, n=1158 if it loses as much"
+        in decision.headline
+    )
 
 
 @pytest.mark.parametrize("verdict", [Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.FAIL])
