@@ -2,14 +2,16 @@
 
 A task of somebody else says nothing about guessing: the letters of a generated multiple choice may be unevenly spread, a
 filter or a metric may accept anything, every answer may be the same. So the task itself is asked with two models that do
-not read: one says nothing and takes the first choice, the other gives the most frequent right answer every time (which is
-not counted where it was taken from). A baseline that does not beat the better of them shows no ability to lose.
+not read: one says nothing and takes the shortest choice (as a model does for which all tokens are equally likely), the other
+gives the most frequent right answer every time (which is not counted where it was taken from). A baseline that does not
+beat the better of them shows no ability to lose. No model sees the number of a choice, so these do not use it either.
 
 Imported only when a benchmark runs: lm-eval is an optional dependency.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,18 +30,22 @@ class BlindLM(LM):  # type: ignore[misc]
     Parameters
     ----------
     answers
-        By task, the text that is generated (missing: nothing).
-    places
-        By task, the number of the choice that is the likeliest (missing: the first).
+        By task, the text that is generated and the choice that is the likeliest (missing: nothing, and the shortest).
     """
 
-    def __init__(self, answers: Mapping[str, str], places: Mapping[str, int]) -> None:
+    def __init__(self, answers: Mapping[str, str]) -> None:
         super().__init__()
-        self._answers, self._places = answers, places
+        self._answers = answers
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Return 0 for the chosen place and less for every other; nothing is ever the greedy continuation."""
-        return [(0.0 if r.idx == self._places.get(r.task_name, 0) else -1.0, False) for r in requests]
+        """Return what a choice is worth; nothing is ever the greedy continuation."""
+        return [(self._worth(r.task_name, *map(str, r.args[:2])), False) for r in requests]
+
+    def _worth(self, task: str, context: str, choice: str) -> float:
+        """Less for longer choices; equal ones are told apart by a digest, because the first of them would be taken."""
+        chosen = choice.strip() == self._answers.get(task)
+        digest = hashlib.sha256(f"{context}\0{choice}".encode("utf-8", "replace")).digest()
+        return (0.0 if chosen else -1e6 - len(choice)) - 1e-3 * digest[0] / 256
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Refuse, as the sides do."""
@@ -62,14 +68,11 @@ def blind_score(outcomes: Sequence[Outcome], run: Callable[[LM], list[Outcome]])
     """
     origins: dict[str, str] = {}
     answers: dict[str, str] = {}
-    places: dict[str, int] = {}
     for task in dict.fromkeys(o.task for o in outcomes):
         mine = [o for o in outcomes if o.task == task]
-        (target, place), _ = Counter((o.target, o.place) for o in mine).most_common(1)[0]
-        answers[task], places[task] = target, place
-        origins[task] = next(o.unit for o in mine if (o.target, o.place) == (target, place))
-    silent = _score(outcomes, run, BlindLM({}, {}), {})
-    return max(silent, _score(outcomes, run, BlindLM(answers, places), origins))
+        answers[task] = Counter(o.target for o in mine).most_common(1)[0][0]
+        origins[task] = next(o.unit for o in mine if o.target == answers[task])
+    return max(_score(outcomes, run, BlindLM({}), {}), _score(outcomes, run, BlindLM(answers), origins))
 
 
 def _score(

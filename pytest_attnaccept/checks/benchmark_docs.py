@@ -36,7 +36,7 @@ _managers: dict[tuple[str, str, bool], Any] = {}
 class Outcome:
     """One document: `unit` names task, document and prompt; `chance` is the score of a blind guess by `metric`.
 
-    `target` is the right answer as a text and `place` its number among the choices, as far as the task says so.
+    `target` is the right answer as a text, as far as the task says it.
     """
 
     unit: str
@@ -46,7 +46,6 @@ class Outcome:
     chance: float
     metric: str = ""
     target: str = ""
-    place: int = 0
 
 
 def lm_eval_outcomes(
@@ -167,28 +166,45 @@ def _bounded(value: object) -> bool:
 
 def _outcome(task: str, row: Mapping[str, Any], metric: str, *, lower: bool) -> Outcome:
     choices = len(row.get("arguments") or ())
-    target, place = _target(row)
+    score = 1.0 - float(row[metric]) if lower else float(row[metric])  # a score: more is better
+    if metric in ("acc", "acc_norm") and not lower:
+        score /= _equally_likely(row, by_length=metric == "acc_norm")  # a model without a preference has guessed
     answered = row.get("filtered_resps")
     texts = [text for text in (answered if isinstance(answered, list) else [answered]) if isinstance(text, str)]
     return Outcome(
         unit=f"{task}:{row['doc_id']}:{row['doc_hash'][:12]}:{row['prompt_hash'][:12]}",
         task=task,
-        score=1.0 - float(row[metric]) if lower else float(row[metric]),  # a score: more is better
+        score=score,
         parsed=not texts or any(text.strip() and text != "[invalid]" for text in texts),
         chance=1.0 / choices if choices > 1 else 0.0,
         metric=metric,
-        target=target,
-        place=place,
+        target=_target(row),
     )
 
 
-def _target(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the right answer as a text and as a place among the choices; a list stands for its first entry."""
-    right = row.get("target")
-    right = right[0] if isinstance(right, (list, tuple)) and right else right
-    if isinstance(right, int):
-        return str(right), int(right)
+def _choices(row: Mapping[str, Any]) -> list[str]:
+    """Return the texts that a document chooses among; none where it has one request."""
     arguments = row.get("arguments")
-    said = [str(args[-1]).strip() for args in arguments] if isinstance(arguments, list) and len(arguments) > 1 else []
-    text = str(right or "")
-    return text, said.index(text.strip()) if text.strip() in said else 0
+    pairs = arguments if isinstance(arguments, list) and len(arguments) > 1 else []
+    return [str(pair[-1]) for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2]
+
+
+def _target(row: Mapping[str, Any]) -> str:
+    """Return the right answer as a text: that of the choice whose number is given; a list stands for its first entry."""
+    right, choices = row.get("target"), _choices(row)
+    right = right[0] if isinstance(right, (list, tuple)) and right else right
+    if isinstance(right, int) and 0 <= right < len(choices):
+        return choices[right].strip()
+    return str("" if right is None else right).strip() if choices else str("" if right is None else right)
+
+
+def _equally_likely(row: Mapping[str, Any], *, by_length: bool) -> int:
+    """Return how many choices share the first place; lm-eval takes the first of them, which a task may know to be right."""
+    found, choices = row.get("filtered_resps"), _choices(row)
+    if not choices or not isinstance(found, list) or len(found) != len(choices):
+        return 1
+    if not all(isinstance(f, (list, tuple)) and f and isinstance(f[0], (int, float)) for f in found):
+        return 1
+    lengths = [max(1, len(text.removeprefix(" "))) if by_length else 1 for text in choices]
+    worths = [float(f[0]) / length for f, length in zip(found, lengths, strict=True)]
+    return sum(math.isclose(worth, max(worths), rel_tol=1e-12) for worth in worths)

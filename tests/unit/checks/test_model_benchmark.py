@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import random
@@ -272,7 +273,6 @@ def test_a_metric_of_which_less_is_better_is_turned_around():
 
 
 # What makes a task say "right" to somebody who has read nothing: change of the YAML, change of the rows.
-LETTERS = ["A", "B", "C", "D"]
 NOTHING_READ = {
     "a metric that ignores everything": (
         GENERATE, lambda text: text.replace("metric: exact_match", 'metric: exact_match, regexes_to_ignore: [".*"]'), None,
@@ -285,17 +285,11 @@ NOTHING_READ = {
     "less is better and silence is best": (
         GENERATE, lambda text: text.replace("higher_is_better: true", "higher_is_better: false"), None,
     ),
-    "the first choice is always right": (
-        CHOICE, lambda text: text, lambda row: {**row, "choices": sorted(row["choices"], key=lambda c: c != row["choices"][row["answer"]]), "answer": 0},
+    "the shortest choice is always right": (
+        CHOICE, lambda text: text, lambda row: {**row, "choices": [c if n == row["answer"] else c * 9 for n, c in enumerate(row["choices"])]},
     ),
-    "the third choice is always right": (
-        CHOICE,
-        lambda text: text,
-        lambda row: {
-            **row,
-            "choices": [*[c for c in row["choices"] if c != row["choices"][row["answer"]]][:2], row["choices"][row["answer"]]],
-            "answer": 2,
-        },
+    "the answer is always the same": (
+        CHOICE, lambda text: text, lambda row: {**row, "choices": ["kite", "bell", "lamp"], "answer": 2},
     ),
 }  # fmt: skip
 
@@ -314,6 +308,34 @@ def test_what_somebody_gets_right_who_reads_nothing_gates_nothing(toy, tasks, tm
     decision = decide(measured, LIMITS)
     assert decision.verdict is Verdict.INVALID
     assert "chance" in decision.headline
+
+
+def test_a_model_without_a_preference_does_not_take_the_first_choice(toy, tasks, tmp_path):
+    """In some tasks the first choice is the right one every time, and the first of equal likelihoods is taken."""
+    given = [json.loads(line) for line in (tasks / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    file = tmp_path / "rows.jsonl"
+    rows = [
+        {
+            **r,
+            "choices": [r["choices"][r["answer"]], *(c for c in r["choices"] if c != r["choices"][r["answer"]])],
+            "answer": 0,
+        }
+        for r in given
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (tmp_path / "choice.yaml").write_text(CHOICE.format(file=file), encoding="utf-8")
+    blank = copy.deepcopy(toy.model)
+    blank.lm_head = torch.nn.Linear(blank.config.hidden_size, blank.config.vocab_size, bias=False)
+    torch.nn.init.zeros_(blank.lm_head.weight)
+    method = REGISTRY.get("kv8")
+    with open_session(
+        baseline=toy, candidate=Candidate(model=blank, tokenizer=toy.tokenizer), stack=[(method, {})]
+    ) as opened:
+        measured = opened.measure("benchmark-toy_choice", {"include_path": str(tmp_path)})
+    assert measured.gates[0].base_mean == 1.0
+    assert measured.gates[0].chance < 0.5  # whose place it is cannot be seen by a model, so nobody guesses it
+    assert min(measured.gates[0].losses) == pytest.approx(0.75)
+    assert decide(measured, LIMITS).verdict is Verdict.FAIL
 
 
 def test_letters_that_are_written_are_guessed_as_often_as_letters_that_are_chosen(toy, tasks, tmp_path):
