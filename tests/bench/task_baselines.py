@@ -31,6 +31,7 @@ from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.stats.floors import baseline_floor
 from pytest_attnaccept.tasks import generate
+from pytest_attnaccept.tasks.blind import constant_score
 
 MARGIN = 0.10
 # Family and parameters: sizes that fit into a few hundred tokens. Long outputs are kept short for the time that they take.
@@ -81,7 +82,7 @@ def score(session: Any, task: str, parameters: dict[str, Any], length: int, coun
     ]  # fmt: skip
     flat = [answer for row in ask(session, session.baseline, items, "one-shot") for answer in row]
     chosen = [answer.margin > 0 for answer in flat if not math.isnan(answer.margin)]
-    chance = max(item.chance for item in items)
+    chance = max(constant_score(items), *(item.chance for item in items))
     guess = max((q.choice_chance for item in items for q in item.questions if q.foils), default=1.0)
     generated = sum(a.value for a in flat) / len(flat)
     choice = sum(chosen) / len(chosen) if len(chosen) == len(flat) else None
@@ -169,6 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     options.out.mkdir(parents=True, exist_ok=True)
     method = Registry.builtin().get("kv8")  # a session needs a candidate; only its baseline is asked
+    total = len(options.lengths) * sum(task in options.only for task, _ in ROWS)
     with open_session(baseline=load(parse_spec(options.model)), stack=[(method, {})], seed=options.seed) as session:
         for length in options.lengths:
             for task, parameters in (entry for entry in ROWS if entry[0] in options.only):
@@ -176,6 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
                 row |= {"parameters": parameters}
                 known = [k for k in kept if all(k.get(name) == value for name, value in row.items())]
                 rows.append(known[0] if known else _measured(session, row))
+                header["rows"] = f"{len(rows)} of {total}"  # a run that was stopped says so
                 text = json.dumps({"header": header, "rows": rows}, indent=1)
                 store.write_text(text + "\n", encoding="utf-8")
                 store.with_suffix(".md").write_text(table(rows, header), encoding="utf-8")
