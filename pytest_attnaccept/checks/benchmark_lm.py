@@ -20,12 +20,12 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
-from pytest_attnaccept.checks.model_heard import generate_tokens
+from pytest_attnaccept.checks.model_heard import generate_tokens, reader_of
 from pytest_attnaccept.checks.model_held import note_stored
 from pytest_attnaccept.checks.model_read import note_read
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.through_cache import State, extend, fork, prefill
+from pytest_attnaccept.engines.through_cache import State, extend, first_choice, fork, prefill
 from pytest_attnaccept.errors import ContractError, EngineError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheLM"]
 
+# As it was before any candidate was built: requests are answered while a candidate's context is active.
+_log_softmax = torch.log_softmax
 _TOKENS = 256  # what lm-eval's own models generate when a task names no limit
 
 
@@ -50,6 +52,7 @@ class CacheLM(LM):  # type: ignore[misc]
     def __init__(self, session: ModelSession, side: Side, *, max_tokens: int = _TOKENS) -> None:
         super().__init__()
         self._side, self._session, self._max_tokens = side, session, max_tokens
+        self._decode = reader_of(session, side).decode
         self._pattern = pattern_of(session, side, "one-shot", 1)
         self._room = session.trained_length
         self.trace: list[float] = []
@@ -176,8 +179,8 @@ class CacheLM(LM):  # type: ignore[misc]
             if len(wanted) > 1:
                 more = extend(self._side, fork(self._side, state), target[:, :-1], step=1)
                 logits = torch.cat([logits, more[0]])
-            chosen = torch.log_softmax(logits.double(), dim=-1).gather(1, target[0][:, None])
-            results.append((float(chosen.sum()), bool((logits.argmax(dim=-1) == target[0]).all())))
+            chosen = _log_softmax(logits.double(), dim=-1).gather(1, target[0][:, None])
+            results.append((float(chosen.sum()), bool((first_choice(logits) == target[0]).all())))
         return results
 
     def _generated(self, ids: Sequence[int], stops: Sequence[str], limit: int) -> list[float]:
@@ -193,7 +196,7 @@ class CacheLM(LM):  # type: ignore[misc]
 
     def _decoded(self, ids: list[int]) -> str:
         end = getattr(self._side.loaded.tokenizer, "eos_token_id", None)
-        return str(self._side.loaded.tokenizer.decode(ids[: ids.index(end)] if end in ids else ids))
+        return str(self._decode(ids[: ids.index(end)] if end in ids else ids))
 
     def _until(self, ids: list[int], stops: Sequence[str]) -> str:
         text = self._decoded(ids)

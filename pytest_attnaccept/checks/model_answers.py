@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
-from pytest_attnaccept.checks.model_heard import Asked, Heard, asked_of, hear
+from pytest_attnaccept.checks.model_heard import Asked, Heard, asked_of, hear, reader_of
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -72,17 +72,19 @@ def answers_in(
     """Answer every question of every item; contexts of equal length go through the model together, `size` at once."""
     rows = [to_row(side.loaded, encode(side.loaded.tokenizer, item.context)) for item in items]
     found: dict[int, list[Answer]] = {}
-    for group in batches([(row.shape[1], _shape(side, item)) for row, item in zip(rows, items, strict=True)], size):
+    for group in batches(
+        [(row.shape[1], _shape(session, side, item)) for row, item in zip(rows, items, strict=True)], size
+    ):
         members = [items[number] for number in group]
         answered = _remembered(session, side, members, torch.cat([rows[number] for number in group]), how)
         found.update(zip(group, answered, strict=True))
     return [found[number] for number in range(len(items))]
 
 
-def _shape(side: Side, item: TaskItem) -> tuple[tuple[int, int], ...]:
+def _shape(session: ModelSession, side: Side, item: TaskItem) -> tuple[tuple[int, int], ...]:
     """Return the token counts of every question and answer: only equal ones can share a batch."""
-    tokenizer = side.loaded.tokenizer
-    return tuple((len(encode(tokenizer, q.prompt)), len(encode(tokenizer, q.answer))) for q in item.questions)
+    tokenizer, reader = side.loaded.tokenizer, reader_of(session, side)
+    return tuple((len(encode(tokenizer, q.prompt)), len(encode(reader, q.answer))) for q in item.questions)
 
 
 def _remembered(
@@ -104,9 +106,9 @@ def _remembered(
         known = stack_memo.get((*asked, stack))
     if known is None:
         by_question = [[item.questions[number] for item in items] for number in range(len(items[0].questions))]
-        asked_now = [asked_of(side, questions, rows.device) for questions in by_question]
+        asked_now = [asked_of(session, side, questions, rows.device) for questions in by_question]
         heard = hear(session, side, rows, how, asked_now, to_the_end=False)
-        tokenizer = side.loaded.tokenizer
+        tokenizer = reader_of(session, side)
         done = [_scored(tokenizer, *each) for each in zip(by_question, asked_now, heard, strict=True)]
         known = torch.stack(done, dim=1)
         if plain:
@@ -133,7 +135,7 @@ def share_right_with_question_first(session: ModelSession, side: Side, items: Se
                 state = prefill(side, row[:, :-1], how)
                 extend(side, state, row[:, -1:])
                 made = greedy(side, state, question.max_new_tokens)
-            found += question.answer.strip() in tokenizer.decode(made[0].tolist())
+            found += question.answer.strip() in reader_of(session, side).decode(made[0].tolist())
             asked += 1
     return found / asked
 

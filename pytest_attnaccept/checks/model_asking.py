@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import batches, encode, to_row
 from pytest_attnaccept.checks.model_evidence import pattern_of
-from pytest_attnaccept.checks.model_heard import Asked, Heard, asked_of, hear
+from pytest_attnaccept.checks.model_heard import Asked, Heard, asked_of, hear, reader_of
 from pytest_attnaccept.checks.stack_memo import shared_key, stack_memo
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
@@ -79,7 +79,7 @@ def ask(session: ModelSession, side: Side, items: Sequence[TaskItem], pattern: s
     """Answer every question of every item; contexts of equal length go through the model together."""
     how = pattern_of(session, side, pattern, 1)
     rows = [to_row(side.loaded, encode(side.loaded.tokenizer, item.context)) for item in items]
-    keys = [(row.shape[1], _shape(side, item)) for row, item in zip(rows, items, strict=True)]
+    keys = [(row.shape[1], _shape(session, side, item)) for row, item in zip(rows, items, strict=True)]
     found: dict[int, list[TaskAnswer]] = {}
     for group in batches(keys, session.batch):
         members = [items[number] for number in group]
@@ -88,12 +88,12 @@ def ask(session: ModelSession, side: Side, items: Sequence[TaskItem], pattern: s
     return [found[number] for number in range(len(items))]
 
 
-def _shape(side: Side, item: TaskItem) -> tuple[tuple[int, int, int, int], ...]:
+def _shape(session: ModelSession, side: Side, item: TaskItem) -> tuple[tuple[int, int, int, int], ...]:
     """Return token counts, limit and number of parts of every question: only equal ones can share a batch."""
-    tokenizer = side.loaded.tokenizer
+    tokenizer, reader = side.loaded.tokenizer, reader_of(session, side)
     shape = []
     for question in item.questions:
-        prompt, answer = encode(tokenizer, question.prompt), encode(tokenizer, question.answer)
+        prompt, answer = encode(tokenizer, question.prompt), encode(reader, question.answer)
         if not prompt or not answer:
             raise ContractError(f"{item.task}: a question or its answer is empty for this tokenizer: {question!r}")
         shape.append((len(prompt), len(answer), question.max_new_tokens, _parts(question)))
@@ -134,10 +134,10 @@ def _answered(session: ModelSession, side: Side, items: Sequence[TaskItem], rows
     columns = _COLUMNS + max(_parts(question) for question in items[0].questions)
     answers = torch.full((len(items), count, columns), math.nan, dtype=torch.float64)
     by_question = [[item.questions[number] for item in items] for number in range(count)]
-    asked = [asked_of(side, questions, rows.device) for questions in by_question]
+    asked = [asked_of(session, side, questions, rows.device) for questions in by_question]
     heard = hear(session, side, rows, how, asked, to_the_end=True)
     for number, each in enumerate(zip(by_question, asked, heard, strict=True)):
-        found = _scored(side.loaded.tokenizer, *each)
+        found = _scored(reader_of(session, side), *each)
         answers[:, number, : found.shape[1]] = found
     return answers
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import encode
 from pytest_attnaccept.checks.model_held import note_stored
-from pytest_attnaccept.checks.model_read import note_read, turn_of
+from pytest_attnaccept.checks.model_read import note_read, same_vocabulary, turn_of
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, first_choice, fork, greedy, prefill
 from pytest_attnaccept.tasks import Question
@@ -24,7 +24,7 @@ from pytest_attnaccept.tasks import Question
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["Asked", "Heard", "asked_of", "generate_tokens", "hear"]
+__all__ = ["Asked", "Heard", "asked_of", "generate_tokens", "hear", "reader_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +47,18 @@ class Heard:
     made: Tensor | None
 
 
-def asked_of(side: Side, questions: Sequence[Question], device: torch.device) -> Asked:
+def reader_of(session: ModelSession, side: Side) -> Any:
+    """Return the tokenizer that says what a side has answered: the baseline's, wherever the tokens mean the same."""
+    ours, theirs = session.baseline.loaded.tokenizer, side.loaded.tokenizer
+    return ours if side is session.baseline or same_vocabulary(session) else theirs
+
+
+def asked_of(session: ModelSession, side: Side, questions: Sequence[Question], device: torch.device) -> Asked:
     """Return the tokens of one question per context; call outside of ``side.running()``."""
-    tokenizer = side.loaded.tokenizer
+    tokenizer, reader = side.loaded.tokenizer, reader_of(session, side)
     return Asked(
         prompt=torch.tensor([encode(tokenizer, q.prompt) for q in questions], device=device),
-        target=torch.tensor([encode(tokenizer, q.answer) for q in questions], device=device),
+        target=torch.tensor([encode(reader, q.answer) for q in questions], device=device),
         limit=max(q.max_new_tokens for q in questions),
     )
 

@@ -146,18 +146,18 @@ def _memory(
 
 def _is_judged(session: ModelSession, side: Side) -> bool:
     """Whether `side` is the candidate, or the candidate at another budget of a curve, and claims something of its cache."""
-    if not session.claim.about_kv or _PROBES not in session.memo or not _share_tokens(session):
+    if not session.claim.about_kv or _PROBES not in session.memo or not same_vocabulary(session):
         return False
     curve = (held for key, held in session.memo.items() if key.startswith("budget:"))
     return side is session.candidate or any(side is other for other in curve)
 
 
-def _share_tokens(session: ModelSession) -> bool:
-    """Whether the baseline can be given the candidate's tokens."""
+def same_vocabulary(session: ModelSession) -> bool:
+    """Whether a token means the same to both sides."""
     ours, theirs = session.baseline.loaded.tokenizer, session.candidate.loaded.tokenizer
-    if "read vocabulary" not in session.memo:
-        session.memo["read vocabulary"] = ours is theirs or ours.get_vocab() == theirs.get_vocab()
-    return bool(session.memo["read vocabulary"])
+    if "same vocabulary" not in session.memo:
+        session.memo["same vocabulary"] = ours is theirs or ours.get_vocab() == theirs.get_vocab()
+    return bool(session.memo["same vocabulary"])
 
 
 def _due(session: ModelSession, state: State, ids: Tensor) -> bool:

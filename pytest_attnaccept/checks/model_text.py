@@ -22,6 +22,7 @@ from pytest_attnaccept.engines.fingerprints import tokenizer_digest
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern
+from pytest_attnaccept.errors import CandidateError
 
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
@@ -194,6 +195,11 @@ def _log_probabilities(session: ModelSession, side: Side, rows: Tensor, context:
     return result
 
 
+def _letters(text: str) -> str:
+    """Return `text` without white space, which tokenizers tidy up."""
+    return "".join(text.split())
+
+
 def _other_tokens(session: ModelSession, row: Tensor, context: int, pattern: Pattern) -> Tensor:
     """Return the candidate's NLL (n,) of the same text in its own tokens (another architecture, another tokenizer)."""
     ours, theirs = session.baseline.loaded, session.candidate.loaded
@@ -203,5 +209,11 @@ def _other_tokens(session: ModelSession, row: Tensor, context: int, pattern: Pat
     tail = torch.tensor(
         [encode(theirs.tokenizer, ours.tokenizer.decode(row[0, context:].tolist()))], device=head.device
     )
+    text = ours.tokenizer.decode(row[0, context:].tolist())
+    if _letters(theirs.tokenizer.decode(tail[0].tolist())) != _letters(text):
+        raise CandidateError(
+            "the candidate's tokenizer does not give back the text that it encodes (unknown or dropped words): what it predicts"
+            " is another, easier text"
+        )
     whole = torch.cat([head, tail], dim=1)
     return _nll(_log_probabilities(session, session.candidate, whole, head.shape[1], pattern), tail)[0]

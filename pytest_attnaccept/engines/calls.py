@@ -116,7 +116,8 @@ def call(
         arguments["logits_to_keep"] = 1
     try:
         with torch.no_grad():
-            output = model(ids, **arguments)
+            # Its own tensor: a view would show the tokens behind it, and what a model writes into it would change them.
+            output = model(ids.clone(), **arguments)
     except AttnAcceptError:
         raise
     except Exception as error:
@@ -146,7 +147,7 @@ def _padded(model: Any, form: CallForm, padding: Padding, side: str) -> dict[str
         raise wrapped(
             f"{type(model).__name__} takes no attention_mask or no position_ids: it cannot be told of padding"
         )
-    return {"attention_mask": padding.mask, "position_ids": padding.positions}
+    return {"attention_mask": padding.mask.clone(), "position_ids": padding.positions.clone()}
 
 
 def _require_finite(logits: Tensor, first: int, side: str) -> None:

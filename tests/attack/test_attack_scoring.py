@@ -382,3 +382,86 @@ def test_a_deep_copy_that_is_replaced_meanwhile_copies_nothing_more(toy):
         found = session.measure("needle", NEEDLE)
     with opened(toy, Candidate(toy.model, cache=caches(toy))) as session:
         assert session.measure("needle", NEEDLE).gates == found.gates
+
+
+def test_the_tokens_of_a_call_are_all_that_a_model_gets(toy):
+    """A view shows the tokens behind it, which are the ones to be predicted; writing into it would change them."""
+    seen = set()
+
+    @contextmanager
+    def context(model):
+        own = model.forward
+
+        def forward(ids, *args, **kwargs):
+            output = own(ids, *args, **kwargs)
+            seen.add(ids.untyped_storage().nbytes() == ids.numel() * ids.element_size())
+            ids.copy_(output.logits.argmax(-1)[:, -1:].expand_as(ids))
+            return output
+
+        model.forward = forward
+        try:
+            yield
+        finally:
+            del model.forward
+
+    found = []
+    for around in (Candidate(toy.model, cache=caches(toy)), Candidate(toy.model, cache=caches(toy), context=context)):
+        with opened(toy, around) as session:
+            found.append([session.measure(*given).gates for given in (("perplexity", TEXT), ("needle", NEEDLE))])
+    assert seen == {True}
+    assert found[0] == found[1]
+
+
+class Reads:
+    """A tokenizer that brings another reading of what was answered."""
+
+    def __init__(self, own, **other):
+        self.own, self.other = own, other
+
+    def __getattr__(self, name):
+        return self.other[name] if name in self.other else getattr(self.own, name)
+
+    def __call__(self, text, **kwargs):
+        return self.other["encode"](text) if "encode" in self.other else self.own(text, **kwargs)
+
+
+def test_a_tokenizer_of_the_candidate_does_not_read_its_answers(toy):
+    liar = Reads(toy.tokenizer, decode=always_right(toy.tokenizer.decode))
+    found = []
+    for tokenizer in (None, liar):
+        around = Candidate(toy.model, cache=caches(toy, Ruined), tokenizer=tokenizer)
+        with opened(toy, around) as session:
+            params = {"tiers": (0.25,), "contexts": 2}
+            found.append(
+                [session.measure(*given).gates for given in (("needle", NEEDLE), ("long-range-kv_recall", params))]
+            )
+    assert found[0] == found[1]
+
+
+def test_a_tokenizer_that_loses_text_predicts_an_easier_one(toy):
+    words = {**toy.tokenizer.get_vocab(), "another": 999}
+    unknown = Reads(
+        toy.tokenizer, get_vocab=lambda: words, decode=lambda ids: "? " * len(ids),
+        encode=lambda text: {"input_ids": [3 for _ in text.split()]}, backend_tokenizer=None,
+    )  # fmt: skip
+    around = Candidate(toy.model, cache=caches(toy), tokenizer=unknown)
+    with opened(toy, around) as session, pytest.raises(CandidateError, match="does not give back the text"):
+        session.measure("perplexity", TEXT)
+
+
+@pytest.mark.parametrize(("place", "name", "made"), PLACES)
+def test_requests_of_a_benchmark_are_scored_by_the_functions_that_were_there(toy, place, name, made):
+    pytest.importorskip("lm_eval")
+    from types import SimpleNamespace
+
+    from pytest_attnaccept.checks.benchmark_lm import CacheLM
+
+    place = type(toy.tokenizer) if place == "tokenizer" else place
+    found = []
+    for context in (None, replacing(place, name, made)):
+        with opened(toy, Candidate(toy.model, cache=caches(toy), context=context)) as session:
+            model = CacheLM(session, session.candidate)
+            likely = model.loglikelihood([SimpleNamespace(args=("the key is 1234 . the key is", " 12"))])
+            made_text = model.generate_until([SimpleNamespace(args=("the key is", {"max_gen_toks": 4}))])
+            found.append((likely, made_text))
+    assert found[0] == found[1]
