@@ -102,7 +102,7 @@ def _from_file(path: Path) -> list[Mapping[str, Any]]:
         raise EngineError(f"humaneval: {path} holds neither HumanEval.jsonl.gz nor HumanEval.jsonl")
     try:
         content = found.read_bytes()
-        text = (gzip.decompress(content) if found.suffix == ".gz" else content).decode("utf-8")
+        text = (gzip.decompress(content) if found.suffix == ".gz" else content).decode("utf-8-sig")
         # Not splitlines: separators of other kinds may stand inside of a string.
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:

@@ -67,7 +67,7 @@ GOOD = [
     ("lambada", {"text": "He looked at the old menu and then took the menu"}, " menu", 0.0), ("hotpotqa", HOTPOT, " Rush", 0.0),
     ("hotpotqa", HUB_HOTPOT, " Rush", 0.0), ("musique", MUSIQUE, " Stanley", 0.0),
     ("longbench.hotpotqa", {"input": "Which?", "context": "Rush plays.", "answers": ["Rush"]}, " Rush", 0.0),
-    ("longbench.trec", {"input": "Question: x\nType:", "context": "c", "answers": ["City"], "all_classes": ["City", "State"]}, "City", 0.5),
+    ("longbench.trec", {"input": "Question: x\nType:", "context": "c", "answers": ["City"], "all_classes": ["City", "State"]}, " City", 0.5),
     ("longbench.passage_retrieval_en", {"input": "x", "context": "Paragraph 1: a\n\nParagraph 2: b", "answers": ["Paragraph 2"]}, " Paragraph 2", 0.5),
     ("longbench.passage_retrieval_zh", {"input": "x", "context": "段落1：甲\n\n段落2：乙", "answers": ["段落2"]}, "段落2", 0.5),
     ("longbench.lcc", {"input": "", "context": "a = 1\nb = 2\n", "answers": ["c = 3"]}, "c = 3", 0.0),
@@ -310,6 +310,24 @@ def test_listops_labels_are_worked_out_again(tmp_path):
     assert [item.questions[0].answer for item in found.items] == [" 6", " 3"]
     assert found.items[0].context.endswith("[SM 7 [MAX 2 9 ] ]")
     assert [(r.row, r.reason) for r in found.rejected] == [(2, "the label is 7, the value 3")]
+
+
+def test_an_answer_continues_its_line_as_the_examples_do(tmp_path):
+    """After "Type:" a space, at the start of a line nothing; code goes on with the next line."""
+    file = tmp_path / "rows.jsonl"
+    row = {"context": "Answer: Rush\n\nAnswer: Yes", "answers": ["Who"]}
+    for text, wanted in (("Question: Which?\nAnswer:", " Who"), ("Question: Which?\nAnswer:\n", "Who")):
+        (item,) = load("longbench.triviaqa", write(file, {**row, "input": text})).items
+        assert item.questions[0].answer == wanted
+    for text in ("x = 1", "x = 1\n"):
+        row = {"context": "import a\n", "input": text, "answers": ["y = 2"]}
+        (item,) = load("longbench.repobench-p", write(file, row)).items
+        assert item.questions[0].prompt == "\nx = 1\n"
+        assert item.questions[0].answer == "y = 2"
+    (item,) = load(
+        "longbench.lcc", write(file, {"context": "import a\nx = 1\n", "input": "", "answers": ["y = 2"]})
+    ).items
+    assert (item.context, item.questions[0].prompt) == ("import a", "\nx = 1\n")
 
 
 def test_long_contexts_lose_their_middle_only_where_that_is_allowed(tmp_path):

@@ -104,6 +104,11 @@ def _paragraphs(task: Task, context: str, answer: str) -> list[str]:
     return list(dict.fromkeys(re.findall(rf"^({re.escape(kind)}\d+)[:：]", context, flags=re.M)))
 
 
+def _space(task: Task, tail: str) -> str:
+    """What stands before an answer: a space after English words ("Type:", "Answer:"), nothing at the start of a line."""
+    return "" if task.chinese or (task.prefix or tail)[-1].isspace() else " "
+
+
 def _converter(name: str, task: Task) -> Callable[[Mapping[str, Any], Callable[[str], int]], Example]:
     def convert(row: Mapping[str, Any], fit: Callable[[str], int]) -> Example:
         del fit  # lengths of answers are fixed by the benchmark
@@ -115,13 +120,15 @@ def _converter(name: str, task: Task) -> Callable[[Mapping[str, Any], Callable[[
             tail = tail.format(input=need(row, "input"))
         if not tail:
             context, _, tail = context.rstrip("\n").rpartition("\n")
-            tail = f"\n{tail}\n"
+            tail = f"\n{tail}"
+        if task.metric == "code" and not tail.endswith("\n"):
+            tail += "\n"  # the answer is the next line, not the rest of this one
         classes = list(dict.fromkeys(row.get("all_classes") or _paragraphs(task, given, answers[0])))
         if (task.metric == "class" or classes) and answers[0] not in classes:
             raise RowError(f"the answer {answers[0]!r} is none of all_classes")
         ask = question(
             tail, task.prefix, answers, task.metric, task.tokens,
-            foils=tuple(c for c in classes if c != answers[0]), space="" if task.chinese or not task.prefix else " ",
+            foils=tuple(c for c in classes if c != answers[0]), space=_space(task, tail),
         )  # fmt: skip
         return Example(
             context=context,
