@@ -17,8 +17,6 @@ from pytest_attnaccept.tasks.scoring import score_answer, stands_in
 
 __all__ = ["require_sound"]
 
-_COIN = 0.5  # with two possible answers the question may name both
-
 
 def require_sound(task: str, make: Callable[[], object], *, fit: Callable[[str], int], target_tokens: int) -> TaskItem:
     """Make an item twice and return it.
@@ -81,8 +79,13 @@ def _of_question(question: Question, chance: float) -> Iterator[str]:
     for foil in question.foils:
         if not foil.strip() or score_answer(question, foil).value >= 1:
             yield f"the foil {foil!r} is empty, or as right as the answer {question.answer!r}"
-    if chance < _COIN and any(stands_in(reference, question.prompt) for reference in question.expected):
-        yield f"the answer {question.answer!r} stands in its question, and chance={chance!r} is below {_COIN}"
+    if any(stands_in(reference, question.prompt) for reference in question.expected):
+        guess = 1 / (1 + sum(stands_in(foil.strip(), question.prompt) for foil in question.foils))
+        if chance < guess - 1e-9:
+            yield (
+                f"the answer {question.answer!r} stands in its question: a guess among the answers named there scores"
+                f" {guess:.3g}, more than chance={chance!r}"
+            )
 
 
 def _share(value: object) -> bool:

@@ -141,6 +141,17 @@ def test_items_that_cannot_be_trusted_are_refused(monkeypatch, make, message):
     assert generate("odd", fit=words, target_tokens=50, seed=0, index=0) == item_of()
 
 
+def test_a_question_may_name_all_of_its_choices(monkeypatch):
+    choices = replace(QUESTION, text=" Is the door red, blue, green or white?", foils=(" blue", " green", " white"))
+    offer(monkeypatch, made(lambda: item_of(chance=0.25, questions=(choices,))))
+    assert generate("odd", fit=words, target_tokens=50, seed=0, index=0).chance == 0.25
+    offer(monkeypatch, made(lambda: item_of(chance=0.2, questions=(choices,))))
+    with pytest.raises(
+        ContractError, match=r"a guess among the answers named there scores 0\.25, more than chance=0\.2"
+    ):
+        generate("odd", fit=words, target_tokens=50, seed=0, index=0)
+
+
 def test_a_question_may_name_both_of_two_answers(monkeypatch):
     offer(
         monkeypatch, made(lambda: item_of(chance=0.5, questions=(replace(QUESTION, text=" Is the door red or blue?"),)))
