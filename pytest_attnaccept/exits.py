@@ -71,9 +71,9 @@ class ExitGuard:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._pid = os.getpid()
-        self._replaced: dict[
-            str, tuple[Callable[..., Any], Callable[..., Any]]
-        ] = {}  # the original, and what guards it
+        self._replaced: dict[str, tuple[object, object]] = {}  # name -> original, guarded
+        self._exit = os._exit
+        self._free = False  # nothing is gated here
         self._stderr = _duplicate_of_stderr()  # while an item runs, pytest captures the descriptor itself
         self._session: pytest.Session | None = None
         self._running = ""
@@ -86,9 +86,8 @@ class ExitGuard:
         original: Callable[..., Any] = getattr(os, name)
 
         def guarded(*args: Any, **named: Any) -> Any:
-            asked = (
-                (*args, *named.values())[0] if name == "_exit" else 0
-            )  # what replaces a process ends with its own status
+            # A program that takes the place of this one ends with a status of its own.
+            asked = (*args, *named.values())[0] if name == "_exit" else 0
             if os.getpid() == self._pid and reads_as_success(asked) and not self._may_leave():
                 self._refuse(f"os._exit({asked})" if name == "_exit" else f"os.{name}(...)")
             return original(*args, **named)
@@ -105,13 +104,13 @@ class ExitGuard:
             self._stderr = None
 
     def _may_leave(self) -> bool:
-        return self._ended is None and self._green()
+        return self._free or (self._ended is None and self._green())
 
     def _refuse(self, call: str) -> None:
         status = self._ended if self._session is None or self._ended is not None else self._session.exitstatus
         left = int(status) if isinstance(status, int) and not reads_as_success(status) else 1
         self._say(f"{call} {self._where()}: {self._state()}; exit status {left}")
-        self._replaced["_exit"][0](left)
+        self._exit(left)
 
     def _say(self, text: str) -> None:
         line = f"\nattnaccept: {text}\n".encode(errors="replace")
@@ -144,10 +143,8 @@ class ExitGuard:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
         """Have the last word over the exit status."""
-        if hasattr(config, "workerinput"):
-            self.remove()
-            return (yield)
-        if _listing_on_command_line(config):
+        if hasattr(config, "workerinput") or _listing_on_command_line(config):
+            self._free = True
             return (yield)
         try:
             status = yield

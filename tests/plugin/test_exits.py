@@ -284,6 +284,12 @@ def test_a_listing_is_no_verdict(gated: Project, option: str) -> None:
     assert ran or not out.folder.exists()
 
 
+@pytest.mark.parametrize("option", ["--co", "--accept-plan"])
+def test_a_listing_may_leave_as_it_likes(gated: Project, option: str) -> None:
+    hook(gated, "def pytest_unconfigure(config):\n    sys.stdout.flush()\n    os._exit(0)")
+    assert gated.run(GATE, option, apart=True).ret == 0
+
+
 @pytest.mark.parametrize("option", [o for o in LISTS if "setup" not in o])
 @pytest.mark.parametrize("place", ["addopts", "PYTEST_ADDOPTS"])
 def test_a_listing_that_nobody_typed_is_refused(
