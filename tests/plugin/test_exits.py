@@ -41,6 +41,8 @@ def leaves_with(project: Project, call: str) -> None:
     [
         "os._exit(0)",
         "os._exit(256)",
+        "os._exit(status=0)",
+        "os._exit(type('Zero', (), {'__index__': lambda self: 0})())",
         "__import__('posix')._exit(0)",
         "t = threading.Thread(target=os._exit, args=(0,)); t.start(); t.join()",
         "os.execv(sys.executable, [sys.executable, '-c', ''])",
@@ -110,6 +112,11 @@ def test_the_function_is_put_back(gated: Project) -> None:
     assert gated.run(GATE, "--no-such-option").ret == 4
     assert gated.run("--accept-profile=nothing").ret == 4
     assert (os._exit, os.execv, os.execve) == before
+
+
+def test_a_closed_stderr_changes_no_status(project: Project) -> None:
+    leaves_with(project, "os.closerange(3, 200); os.close(2); os._exit(0)")
+    assert project.run(GATE, apart=True).ret == 1
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL", "SIGABRT", "SIGALRM"])
