@@ -21,17 +21,19 @@ from pytest_attnaccept.methods.eviction import LayerView
 __all__ = ["LastQuery", "ObservationWindow", "pyramid_entries"]
 
 
-def pyramid_entries(budget: float | int, seen: int, layers: int, steepness: float) -> list[int]:
+def pyramid_entries(budget: float | int, seen: int, layers: int, steepness: float, observation: int = 0) -> list[int]:
     """Return the entries of each layer: linear in depth, the mean is exactly ``budget_entries(budget, seen)``.
 
-    The deepest layer keeps a `steepness`-th of the mean (at least one entry) and the first one as much more, unless that is
+    Every layer keeps the window of `observation` entries (at most half of the mean). What the budget holds beyond it falls with
+    depth: the deepest layer keeps a `steepness`-th of it (at least one entry) and the first one as much more, unless that is
     more than there are: then the slope is as large as possible.
 
-    >>> pyramid_entries(0.25, 400, 4, 20.0), pyramid_entries(0.75, 100, 3, 20.0)
-    ([195, 132, 68, 5], [100, 75, 50])
+    >>> pyramid_entries(0.25, 400, 4, 20.0, 32), pyramid_entries(0.75, 100, 3, 20.0, 32)
+    ([165, 121, 79, 35], [100, 75, 50])
     """
     mean = budget_entries(budget, seen)
-    low = max(1.0, mean / steepness)
+    window = window_entries(observation, mean)
+    low = min(mean, window + max(1.0, (mean - window) / steepness))
     high = min(float(seen), 2 * mean - low)
     low = 2 * mean - high
     edges, total = [0], 0.0
@@ -40,6 +42,11 @@ def pyramid_entries(budget: float | int, seen: int, layers: int, steepness: floa
         total += high + (low - high) * at
         edges.append(math.floor(total + 0.5))
     return [after - before for before, after in itertools.pairwise(edges)]
+
+
+def window_entries(observation: int, count: int) -> int:
+    """Return how many recent entries are kept whatever their scores: the window, in a small budget half of it."""
+    return min(observation, max(1, count // 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +78,11 @@ class ObservationWindow:
     def keep(self, view: LayerView) -> Tensor | None:
         """Keep the window, the sinks, and the entries with the largest pooled scores."""
         count = budget_entries(self.budget, view.seen)
+        recent = window_entries(self.observation, count)
         if self.steepness is not None:
-            count = pyramid_entries(self.budget, view.seen, view.layers, self.steepness)[view.rank]
+            count = pyramid_entries(self.budget, view.seen, view.layers, self.steepness, self.observation)[view.rank]
         if count >= view.stored or view.scores is None:
             return None
-        recent = min(self.observation, max(1, count // 2))
         older = view.scores[..., : view.stored - recent]
         pooled = avg_pool1d(older, self.pool, stride=1, padding=self.pool // 2)
         pooled[..., : min(self.sinks, count - recent)] = torch.inf

@@ -1,8 +1,9 @@
 """`pyramidkv`: SnapKV with a budget that falls linearly with depth; the mean over layers is `kv_budget`.
 
-Cai et al., 2024 (PyramidKV): the deepest layer keeps a 20th of the mean (their beta), the first one as much more.
+Cai et al., 2024 (PyramidKV): every layer keeps the window; of what the budget holds beyond it the deepest layer keeps a 20th
+of the mean (their beta), the first one as much more.
 
-Differences to the paper: those of `snapkv`; the window is part of a layer's budget; where the first layer would keep more
+Differences to the paper: those of `snapkv`; the window counts in `kv_budget`; where the first layer would keep more
 than there is, the slope is as large as possible (as in their code). Layers hold different numbers of entries, for which
 transformers has no mask: the attention function that reports the scores makes its own one, so continuations of several
 tokens are right.

@@ -227,9 +227,10 @@ def test_several_tokens_at_once_equal_one_forward_with_the_same_entries(model, i
 def test_pyramid_budgets_are_linear_and_their_mean_is_the_budget():
     for budget in (1, 7, 24, 0.05, 0.25, 0.5, 0.75, 0.9, 1.0):
         for seen in (1, 30, 96, 1000):
-            for layers in (1, 2, 3, 30):
-                counts = pyramid_entries(budget, seen, layers, 20.0)
+            for layers, window in itertools.product((1, 2, 3, 30), (0, 8, 32)):
+                counts = pyramid_entries(budget, seen, layers, 20.0, window)
                 mean = budget_entries(budget, seen)
+                assert min(counts) >= min(window, mean // 2)
                 assert sum(counts) == layers * mean
                 assert all(1 <= count <= seen for count in counts)
                 steps = [before - after for before, after in itertools.pairwise(counts)]
@@ -238,12 +239,17 @@ def test_pyramid_budgets_are_linear_and_their_mean_is_the_budget():
     assert pyramid_entries(0.25, 1000, 4, 20.0)[0] > 5 * pyramid_entries(0.25, 1000, 4, 20.0)[-1]
 
 
+def test_every_layer_of_the_pyramid_keeps_the_window_and_a_twentieth_of_the_rest():
+    """Cai et al., 2024: the window is kept everywhere; 232 of 264 entries fall with depth from 1.95 to 0.05 of their mean."""
+    assert pyramid_entries(264, 1000, 2, 20.0, 32) == [round(32 + 1.95 * 232), round(32 + 0.05 * 232)]
+
+
 def test_pyramidkv_holds_more_in_the_first_layers(model, ids):
     applied, pattern = filled(model, "pyramidkv", {"kv_budget": 0.25}, ids)
     with applied.running():
         state = prefill(applied, ids[:, :CONTEXT], pattern)
     held = [layer.stored_entries() for layer in state.cache.layers]
-    assert held == pyramid_entries(0.25, CONTEXT, 3, 20.0)
+    assert held == pyramid_entries(0.25, CONTEXT, 3, 20.0, 32)
     assert held[0] > held[1] > held[2]
 
 
