@@ -33,6 +33,7 @@ from pytest_attnaccept.checks.model_storage import (
 )
 from pytest_attnaccept.checks.model_weights import weight_report
 from pytest_attnaccept.engines.through_cache import teacher_forced
+from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.measurement import Fact, Gate, Measured, Refusal
 from pytest_attnaccept.taxonomy import Verdict
 
@@ -59,10 +60,7 @@ def measure(session: ModelSession, params: Params) -> Measured:
     data = documents(session, given, count=1, length=length, continuation=continuation)
     row, context = data.rows[0], data.rows[0].shape[1] - continuation
     base = moments(session.baseline, row, context, pattern_of(session, session.baseline, "one-shot", step))
-    found = {
-        name: moments(session.candidate, row, context, pattern_of(session, session.candidate, name, step))
-        for name in given.texts("patterns", ())
-    }
+    found = {name: _in_pattern(session, row, context, name, step) for name in given.texts("patterns", ())}
     weights = weight_report(session)
     attention = attention_report(session, row)
     refusals = (*_refusals(session, given, row, context, base, found), *weights.refusals, *attention[1])
@@ -83,6 +81,14 @@ def measure(session: ModelSession, params: Params) -> Measured:
             "baseline": [m.table() for m in base],
         },
     )
+
+
+def _in_pattern(session: ModelSession, row: Tensor, context: int, name: str, step: int) -> tuple[Moment, Moment]:
+    """Return what the candidate stores; one that raises is told in which call pattern."""
+    try:
+        return moments(session.candidate, row, context, pattern_of(session, session.candidate, name, step))
+    except CandidateError as error:
+        raise CandidateError(f"{error} (call pattern {name})") from error
 
 
 def _length(session: ModelSession, params: Params, given: Params) -> int:

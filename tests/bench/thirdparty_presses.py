@@ -206,7 +206,17 @@ def _on_the_way_out() -> list[Row]:
 
 def _broken() -> list[Row]:
     quarter = {"kv_budget": 0.25}
+    chunks: dict[str, Any] = {"one_shot": False, "note": "compresses where position 0 begins a call"}
     return [
+        _row("KnormPress, prompt in chunks", "h2o", _scored, REFUSED, "acts on one-shot prompts", **chunks),
+        _row(
+            "SnapKVPress, prompt in chunks",
+            "snapkv",
+            lambda k: k.SnapKVPress(0.5, window_size=32),
+            REFUSED,
+            "raised|acts on",
+            **chunks,
+        ),
         _row("KnormPress(0) under a quarter", "h2o", lambda k: k.KnormPress(0.0), REFUSED, "never ran", knobs=quarter),
         _row("KnormPress(.5) under a quarter", "h2o", _scored, REFUSED, "entries", knobs=quarter),
         _row(

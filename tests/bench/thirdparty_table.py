@@ -46,7 +46,7 @@ claim: no accusation of honest code, no pass of what is not the method; far too 
 checks:
   identity: {tier: 1}
   equality: {documents: 4, tier: 1}
-  footprint: {tier: 1}
+  footprint: {tier: 1, patterns: [PATTERNS]}
   divergence: {documents: 20, tier: 1, continuation: 32}
   needle: {tiers: [1], contexts: 12, questions_per_context: 3}
 limits:
@@ -67,7 +67,6 @@ def test_row(accept, accept_model):
 # What accuses: a FAIL of quality is the method's own loss, and says nothing about honesty.
 ACCUSING = ("identity", "footprint", "equality")
 QUALITY = ("decode_drift",)  # a loss, though `footprint` measures it
-IN_CHUNKS = ("[chunk-64,", "[token,")  # metrics of `footprint` in these patterns
 
 
 def gate(row: Row) -> dict[str, dict[str, Any]]:
@@ -79,7 +78,8 @@ def gate(row: Row) -> dict[str, dict[str, Any]]:
             mark, call = row.with_checkpoint(folder(load(parse_spec(row.model)), row.bits, place)), ""
         (place / "test_row.py").write_text(TEST.format(mark=mark, call=call), encoding="utf-8")
         profile = PROFILE if row.expected == HONEST or row.whole else SHORT
-        (place / "p.yaml").write_text(profile, encoding="utf-8")
+        patterns = "one-shot" if row.one_shot else "one-shot, chunk-64, token"
+        (place / "p.yaml").write_text(profile.replace("PATTERNS", patterns), encoding="utf-8")
         (place / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         options = [
             f"--accept-profile={place / 'p.yaml'}", f"--accept-model={row.model}", f"--accept-seed={SEED}",
@@ -106,17 +106,15 @@ def reason(record: dict[str, Any]) -> str:
     return "; ".join([text[0], *seems[:1]])
 
 
-def accusations(records: dict[str, dict[str, Any]], row: Row) -> list[str]:
+def accusations(records: dict[str, dict[str, Any]]) -> list[str]:
     """Return checks that say the candidate is not what it claims, with the reason.
 
-    Code that is made for a prompt in one call is asked about storage there; what it does in chunks is a column of its own.
+    Code that is made for a prompt in one call is asked about storage there; two rows show what it does in chunks.
     """
     found = []
     for check, record in records.items():
-        if row.one_shot and check == "footprint" and record["verdict"] == "FAIL":
-            failing = [
-                m for m in record["metrics"] if m["verdict"] == "FAIL" and not _chunked(m) and m["name"] not in QUALITY
-            ]
+        if check == "footprint" and record["verdict"] == "FAIL" and record["metrics"]:
+            failing = [m for m in record["metrics"] if m["verdict"] == "FAIL" and m["name"] not in QUALITY]
             found += [f"footprint FAIL: {failing[0]['text']}"] if failing else []
             continue
         words = str(record["headline"])
@@ -134,7 +132,7 @@ def measured(row: Row) -> dict[str, object]:
     """Run a row and say whether the gate did what was expected."""
     started = time.perf_counter()
     records = gate(row)
-    accused = accusations(records, row)
+    accused = accusations(records)
     passed = all(record["verdict"] in ("PASS", "NOT_APPLICABLE") for record in records.values())
     right = not accused if row.expected == HONEST else not passed and bool(re.search(row.words, "\n".join(accused)))
     quality = {c: r["verdict"] for c, r in records.items() if c in ("divergence", "needle-1x")}
@@ -152,18 +150,7 @@ def measured(row: Row) -> dict[str, object]:
         "seconds": round(time.perf_counter() - started, 1),
         "commit": commit(),
         "versions": versions(),
-        "in chunks": _in_chunks(records) if row.one_shot else "",
     }
-
-
-def _chunked(metric: dict[str, Any]) -> bool:
-    return any(name in metric["name"] for name in IN_CHUNKS)
-
-
-def _in_chunks(records: dict[str, dict[str, Any]]) -> str:
-    """Return what footprint says of a prompt that comes in chunks."""
-    failing = [m for m in records["footprint"]["metrics"] if m["verdict"] == "FAIL" and _chunked(m)]
-    return f"FAIL: {failing[0]['text']}" if failing else str(records["footprint"]["verdict"])
 
 
 def versions() -> dict[str, str]:
@@ -199,7 +186,6 @@ def line(row: Row, stored: dict[str, Any] | None) -> dict[str, object]:
         "it is": row.expected,
         "the gate": said(stored).replace("|", "/"),
         "loss": loss,
-        "prompt in chunks": stored["in chunks"].partition("looks like ")[2] or stored["in chunks"].split(":")[0],
         "as expected": "yes" if stored["as expected"] else "NO",
         "note": row.note,
     }  # fmt: skip

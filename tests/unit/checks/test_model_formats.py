@@ -16,7 +16,7 @@ from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks import open_session
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
-from pytest_attnaccept.errors import ContractError
+from pytest_attnaccept.errors import CandidateError, ContractError
 from pytest_attnaccept.methods.rounding import int8_rows, rounded_groups
 from pytest_attnaccept.methods.weights import requantized
 from pytest_attnaccept.profiles import load_profile
@@ -292,3 +292,21 @@ def test_what_compresses_when_it_is_left_is_left_before_the_questions(toy):
 def test_a_prefill_context_is_made_by_a_callable(toy):
     with pytest.raises(ContractError, match="prefill_context=lambda model"):
         Candidate(toy.model, prefill_context=nullcontext())
+
+
+class NeedsMany(Random):
+    """Raises where a prompt begins with a single token, as presses with an observation window do."""
+
+    def _keep(self, module, args, kwargs, output):
+        if (kwargs.get("past_key_values") or kwargs.get("cache")).layers[module.layer_idx].keys.shape[2] == 1:
+            raise AssertionError("query length 1")
+        return super()._keep(module, args, kwargs, output)
+
+
+def test_what_raises_in_one_call_pattern_is_told_in_which(toy):
+    members = stack("random_eviction", kv_budget=0.5)
+    with (
+        open_session(candidate=Candidate(toy.model, context=NeedsMany(0.5)), baseline=toy, stack=members) as session,
+        pytest.raises(CandidateError, match=r"query length 1 \(call pattern token\)"),
+    ):
+        session.measure("footprint", {**SMALL, "patterns": ("one-shot", "token")})
