@@ -14,12 +14,17 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import ClusteredSums, Gate, Measured, PairedCounts, PairedScores, Threshold
 from pytest_attnaccept.records import Metric
 from pytest_attnaccept.taxonomy import Verdict, worst_of
 from pytest_attnaccept.verdict_clusters import clustered_metric
+from pytest_attnaccept.verdict_parts import judged
+
+if TYPE_CHECKING:
+    from pytest_attnaccept.stats.paired import PairedResult
 
 __all__ = ["Decision", "decide"]
 
@@ -109,59 +114,59 @@ def _threshold(gate: Threshold) -> Metric:
 
 
 def _paired(gate: PairedCounts | PairedScores, limit: Limit, alpha_pass: float, alpha_fail: float) -> Metric:
-    from pytest_attnaccept.stats import paired_binary, paired_scores
-
     at_pass, at_fail = _level(gate.alpha_pass, alpha_pass), _level(gate.alpha_fail, alpha_fail)
+    result: PairedResult
     if isinstance(gate, PairedCounts):
-        result = paired_binary(
-            gate.losses,
-            gate.gains,
-            gate.n,
-            limit.max,
-            base_correct=gate.base_correct,
-            chance=gate.chance,
-            alpha_pass=at_pass,
-            alpha_fail=at_fail,
-        )
+        result = _counted(gate, limit.max, at_pass, at_fail)
         discordant = f"{gate.losses} lost, {gate.gains} gained"
-    else:
-        losses = list(gate.losses)
-        if not all(math.isfinite(x) for x in losses):
-            return _not_finite(gate.name, limit)
-        result = paired_scores(
-            losses,
-            limit.max,
-            base_mean=gate.base_mean,
-            chance=gate.chance,
-            alpha_pass=at_pass,
-            alpha_fail=at_fail,
-            clusters=gate.n_items > len(losses),
-        )
+    elif all(math.isfinite(x) for x in gate.losses):
+        result = _scored(gate, limit.max, at_pass, at_fail)
         discordant = f"{gate.discordant} of {gate.n_items} answers differ"
+    else:
+        return _not_finite(gate.name, limit)
     text = (
         f"{gate.name}: {gate.unit} loss {result.loss:+.4f} [{result.lower:+.4f}, {result.upper:+.4f}] against margin"
         f" {limit.max:g}, n={result.n}, {discordant}"
     )
-    if result.verdict is Verdict.PASS and result.measurable:
-        text += " (PASS with measurable loss)"
-    if result.reason:
-        text += f": {result.reason}"
-    if result.verdict is Verdict.INCONCLUSIVE:
-        text += f"; {_needs(gate, result.upper, limit.max, alpha_pass)}"
-    return Metric(
-        name=gate.name,
-        verdict=result.verdict.value,
-        effect=result.loss,
-        ci_low=result.lower,
-        ci_high=result.upper,
+    return judged(
+        gate.name,
+        result,
+        limit,
+        interval=(result.loss, result.lower, result.upper),
         n=result.n,
-        limit=limit.max,
         unit=gate.unit,
-        origin=limit.origin,
-        loosened_from=limit.loosened_from,
-        p_pass=result.p_pass,
-        p_fail=result.p_fail,
         text=text,
+        costs=result.measurable,
+        needs=lambda: _needs(gate, result.upper, limit.max, alpha_pass),
+    )
+
+
+def _counted(gate: PairedCounts, margin: float, alpha_pass: float, alpha_fail: float) -> PairedResult:
+    from pytest_attnaccept.stats import paired_binary
+
+    return paired_binary(
+        gate.losses,
+        gate.gains,
+        gate.n,
+        margin,
+        base_correct=gate.base_correct,
+        chance=gate.chance,
+        alpha_pass=alpha_pass,
+        alpha_fail=alpha_fail,
+    )
+
+
+def _scored(gate: PairedScores, margin: float, alpha_pass: float, alpha_fail: float) -> PairedResult:
+    from pytest_attnaccept.stats import paired_scores
+
+    return paired_scores(
+        list(gate.losses),
+        margin,
+        base_mean=gate.base_mean,
+        chance=gate.chance,
+        alpha_pass=alpha_pass,
+        alpha_fail=alpha_fail,
+        clusters=gate.n_items > len(gate.losses),
     )
 
 

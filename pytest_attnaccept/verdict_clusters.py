@@ -14,6 +14,7 @@ from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.measurement import ClusteredSums
 from pytest_attnaccept.records import Metric
 from pytest_attnaccept.taxonomy import Verdict
+from pytest_attnaccept.verdict_parts import judged
 
 if TYPE_CHECKING:
     from pytest_attnaccept.stats.clustered import ClusteredResult
@@ -45,26 +46,16 @@ def clustered_metric(gate: ClusteredSums, limit: Limit, alpha_pass: float, alpha
         text += f", baseline {gate.base_level:.4g}"
     if result.beyond:
         text += f", {result.beyond} documents beyond the cap"
-    if result.verdict is Verdict.PASS and result.measurable and ratio:  # KL and flips are never negative
-        text += " (PASS with measurable loss)"
-    if result.reason:
-        text += f": {result.reason}"
-    if result.verdict is Verdict.INCONCLUSIVE:
-        text += f"; {_needs(result)}"
-    return Metric(
-        name=gate.name,
-        verdict=result.verdict.value,
-        effect=effect,
-        ci_low=low,
-        ci_high=high,
+    return judged(
+        gate.name,
+        result,
+        limit,
+        interval=(effect, low, high),
         n=result.documents,
-        limit=limit.max,
         unit="relative increase" if ratio else gate.unit,
-        origin=limit.origin,
-        loosened_from=limit.loosened_from,
-        p_pass=result.p_pass,
-        p_fail=result.p_fail,
         text=text,
+        costs=result.measurable and ratio,  # KL and flips are never negative
+        needs=lambda: _needs(result),
     )
 
 

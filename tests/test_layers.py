@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engines",),
     ("kernel", "state", "checks"),
     ("records",),
-    ("blame", "contrasts", "compounding", "verdict", "verdict_clusters", "completeness"),
+    ("blame", "contrasts", "compounding", "verdict", "verdict_clusters", "verdict_parts", "completeness"),
     ("logs", "log_tables", "log_metrics", "log_pairs", "log_refusals", "compare", "compare_junit"),
     ("controls", "selftest"),
     ("shards",),
