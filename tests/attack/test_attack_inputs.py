@@ -114,9 +114,10 @@ def test_impossible_numbers_are_refused_with_the_name_of_the_check(toy, check, p
 
 def test_a_few_coin_flips_do_not_make_a_family_one():
     """Two of twenty questions are yes or no: a blind guesser scores 5 %, not 50 %."""
-    asked = Question(text="?", answer_prefix="", answer=" yes", foils=(), max_new_tokens=2, depth=0.0)
-    items = [make_item(task="t", context=f"{n}", questions=(asked,), key_spans=(), chance=0.5 if n < 2 else 0.0,
-                       parameters={}) for n in range(20)]  # fmt: skip
+    asked = [Question(text="?", answer_prefix="", answer=a, foils=(), max_new_tokens=2, depth=0.0)
+             for a in (" yes", " no", *(f" w{n}" for n in range(18)))]  # fmt: skip
+    items = [make_item(task="t", context=f"{n}", questions=(ask,), key_spans=(), chance=0.5 if n < 2 else 0.0,
+                       parameters={}) for n, ask in enumerate(asked)]  # fmt: skip
     assert _chance(items, "generated") == pytest.approx(0.05)
 
 
