@@ -125,7 +125,12 @@ def test_many_questions_about_one_text_are_one_unit(tmp_path, toy):
     """Qasper and NarrativeQA ask ten questions about a text: ten rows, one context that an eviction spoils or not."""
     texts = [" ".join(f"The number of case {n} is {n + 4000}." for n in range(at, at + 5)) for at in (0, 5)]
     rows = [
-        {"context": texts[n // 5], "input": f"What is the number of case {n}?", "answers": [str(n + 4000)], "all_classes": None}
+        {
+            "context": texts[n // 5],
+            "input": f"What is the number of case {n}?",
+            "answers": [str(n + 4000)],
+            "all_classes": None,
+        }
         for n in range(10)
     ]
     path = tmp_path / "rows.jsonl"
