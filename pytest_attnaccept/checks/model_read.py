@@ -78,19 +78,24 @@ def note_read(
     following
         What the judged continuation feeds next (batch, m), in calls of `step` tokens.
     """
-    if not _is_judged(session, side) or not _due(session, state, ids):
+    if not _is_judged(session, side):
+        return
+    forked = forked or _ours(session)
+    first, due = _turns(session, side, state, ids)
+    if not (first or due):
         return
     fed = following[:, : max(step, _TOKENS)]
     layers = len(layers_of(state.cache))
-    parts = _chosen(parts_of(state.cache), layers, _digest(session, ids))
-    again = _again(side, state, ids, forked=forked or _ours(session))
+    # Where every part costs a prefill, one part of a later context has to do.
+    parts = _chosen(parts_of(state.cache), layers, _digest(session, ids), all_of_them=first or forked)
+    again = _again(side, state, ids, forked=forked)
     expected = _run(side, again(), fed, step)
     bounds = _bounds(session, expected)
     found = {name: effect(side, again(), part, fed, expected[:, :_TOKENS], step) for name, part in parts.items()}
-    faults = [
-        *_future(side, again, fed, step, expected, bounds[0]),
-        *_memory(side, again, fed, step, expected, bounds[1]),
-    ]
+    faults: list[str] = []
+    if first or forked:
+        faults += _future(side, again, fed, step, expected, bounds[0])
+        faults += _memory(side, again, fed, step, expected, bounds[1])
     session.memo[_PROBES].append(
         _Probe(
             ids=ids, following=fed, pattern=state.pattern, step=step, layers=layers, effects=found, faults=tuple(faults)
@@ -160,11 +165,12 @@ def same_vocabulary(session: ModelSession) -> bool:
     return bool(session.memo["same vocabulary"])
 
 
-def _due(session: ModelSession, state: State, ids: Tensor) -> bool:
+def _turns(session: ModelSession, side: Side, state: State, ids: Tensor) -> tuple[bool, bool]:
+    """Return whether these contexts are the first of their kind, and whether their tokens choose them."""
     counts = session.memo.setdefault(_COUNTS, {})
-    key = (state.pattern.name, ids.shape[0] > 1, state.seen.bit_length())
+    key = (id(side), state.pattern.name, ids.shape[0] > 1, state.seen.bit_length())
     counts[key] = counts.get(key, 0) + 1
-    return counts[key] == 1 or (not _ours(session) and _digest(session, ids) % _ONE_IN == 0)
+    return counts[key] == 1, not _ours(session) and _digest(session, ids) % _ONE_IN == 0
 
 
 def _ours(session: ModelSession) -> bool:
@@ -181,10 +187,13 @@ def _digest(session: ModelSession, ids: Tensor) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:6], "big")
 
 
-def _chosen(parts: Mapping[str, Part], layers: int, digest: int) -> dict[str, Part]:
-    """Return one layer, and keys and values apart where that is possible; everything together is less than those two."""
-    names = [f"layer {digest // (_ONE_IN * _ONE_IN) % layers}"] if layers else []
-    names += ["keys", "values"] if "keys" in parts else [WHOLE]
+def _chosen(parts: Mapping[str, Part], layers: int, digest: int, *, all_of_them: bool) -> dict[str, Part]:
+    """Return one layer, and keys and values apart where that is possible (everything together is less), or one of these."""
+    by_chance = digest // _ONE_IN**2
+    names = ["keys", "values"] if "keys" in parts else [WHOLE]
+    names += [f"layer {by_chance % layers}"] if layers else []
+    if not all_of_them:
+        names = [names[by_chance // max(1, layers) % len(names)]]
     return {name: parts[name] for name in names}
 
 

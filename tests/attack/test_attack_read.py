@@ -189,6 +189,42 @@ def test_a_cache_that_shows_nothing_where_it_is_judged(toy):
 
 
 ACCUSATIONS = ("bypasses", "future", "remembers")
+
+
+class AfterAWhile(Elsewhere):
+    """The first dozen of caches keep their promise."""
+
+    made = 0
+
+    def __init__(self, **given):
+        super().__init__(**given)
+        AfterAWhile.made += 1
+        self.late = AfterAWhile.made > 48  # four layers
+
+    def hides(self):
+        return self.late
+
+
+def test_a_habit_that_begins_later(toy):
+    found = measured(toy, AfterAWhile, "needle", {**NEEDLE, "tier": 0.25, "contexts": 40, "questions_per_context": 1})
+    assert "bypasses the cache" in words(found)
+
+
+def test_another_budget_of_a_curve_reads_what_it_stores(toy):
+    """The operating point is honest; the points below it are as good as the whole cache, because they read it."""
+
+    def candidate(kv_budget=0.5):
+        layer = PolicyLayer if kv_budget == 0.5 else Elsewhere
+        return Candidate(toy.model, cache=caches(toy, layer, policy=SinksAndRecent(budget=kv_budget, sinks=4)))
+
+    member = ("streaming_llm", {"kv_budget": 0.5, "positions": "text"})
+    with open_session(candidate=candidate, baseline=toy, stack=stack(member)) as session:
+        found = session.measure(
+            "budget-curve", {"tier": 0.25, "contexts": 4, "questions_per_context": 1, "budgets": (0.5,)}
+        )
+    assert "bypasses the cache" in words(found)
+
+
 HONEST = [
     *([(name, {"kv_budget": 0.1})] for name in ("h2o", "pyramidkv", "snapkv", "tova", "random_eviction")),
     [("streaming_llm", {"kv_budget": 16})],
