@@ -171,7 +171,7 @@ def store(
         "commit",
     )
     tables = {
-        "SmolLM2-135M": [shown(name, row) for name, row in rows.items()],
+        "SmolLM2-135M": [shown(name, rows[name]) for name in (label(*row) for row in ROWS) if name in rows],
         "Question after compression, and inside (a label)": [
             {"method": name, **{k: facts.get(k, "") for k in inside}} for name, facts in labels.items()
         ],
