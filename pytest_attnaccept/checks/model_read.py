@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,7 +54,7 @@ class _Probe:
     step: int
     layers: int
     effects: Mapping[str, Effect]
-    faults: tuple[str, ...] = ()
+    faults: tuple[Refusal, ...] = ()
 
 
 def forget_read(session: ModelSession) -> None:
@@ -92,10 +92,12 @@ def note_read(
     expected = _run(side, again(), fed, step)
     bounds = _bounds(session, expected)
     found = {name: effect(side, again(), part, fed, expected[:, :_TOKENS], step) for name, part in parts.items()}
-    faults: list[str] = []
+    faults: list[Refusal] = []
     if first or forked:
-        faults += _future(side, again, fed, step, expected, bounds[0])
-        faults += _memory(side, again, fed, step, expected, bounds[1])
+        afresh = _again(side, state, ids, forked=False)
+        faults += _memory(side, again, afresh, fed, step, expected, bounds[1])
+        if not faults:  # what remembers other runs moves everything
+            faults += _future(side, again, fed, step, expected, bounds[0])
     session.memo[_PROBES].append(
         _Probe(
             ids=ids, following=fed, pattern=state.pattern, step=step, layers=layers, effects=found, faults=tuple(faults)
@@ -122,7 +124,7 @@ def _run(side: Side, state: State, fed: Tensor, step: int) -> Tensor:
 
 def _future(
     side: Side, again: Callable[[], State], fed: Tensor, step: int, expected: Tensor, bound: float
-) -> Iterator[str]:
+) -> Iterator[Refusal]:
     """Change a token inside of the first judged call: logits before it must not move, in calls of just this size.
 
     Most tokens of a text are scored in the call that holds the token to be predicted.
@@ -134,19 +136,43 @@ def _future(
     other[:, at] = (other[:, at] + 1) % int(side.model.get_input_embeddings().weight.shape[0])
     moved = largest_difference(_run(side, again(), other, step)[:, :at], expected[:, :at])
     if not moved <= bound:
-        yield f"tokens see the future in calls of {min(step, fed.shape[1])} tokens: earlier logits move by {moved:.2g}"
+        reason = (
+            f"tokens see the future in calls of {min(step, fed.shape[1])} tokens: earlier logits move by {moved:.2g}"
+        )
+        yield Refusal(verdict=Verdict.FAIL, reason=reason)
 
 
 def _memory(
-    side: Side, again: Callable[[], State], fed: Tensor, step: int, expected: Tensor, bound: float
-) -> Iterator[str]:
-    """Repeat the very first of these runs: what ran in between must not be noticed."""
+    side: Side,
+    again: Callable[[], State],
+    afresh: Callable[[], State],
+    fed: Tensor,
+    step: int,
+    expected: Tensor,
+    bound: float,
+) -> Iterator[Refusal]:
+    """Repeat the very first of these runs: what ran in between must not be noticed.
+
+    A press may keep what belongs to one sequence in itself: right for one sequence after another, wrong for copies.
+    """
     moved = largest_difference(_run(side, again(), fed, step), expected)
-    if not moved <= bound:
-        yield (
-            f"the same calls give other logits (by {moved:.2g}) after others ran: something outside of the cache remembers,"
-            " so answers depend on what was asked before"
+    if moved <= bound:
+        return
+    first = _run(side, afresh(), fed, step)
+    _run(side, afresh(), fed.flip(1), step)
+    if largest_difference(_run(side, afresh(), fed, step), first) <= bound:
+        yield Refusal(
+            verdict=Verdict.INVALID,
+            reason="the candidate keeps a state of its sequence outside of the cache: copies of a cache share it, so what one"
+            f" question does moves the answer to the next one (logits by {moved:.2g}), and several questions per context are"
+            " no measurement; keep it in the cache",
         )
+        return
+    yield Refusal(
+        verdict=Verdict.FAIL,
+        reason=f"the same calls give other logits (by {moved:.2g}) after others ran: something outside of the cache remembers,"
+        " so answers depend on what was asked before",
+    )
 
 
 def _is_judged(session: ModelSession, side: Side) -> bool:
@@ -218,7 +244,7 @@ def not_read_where_judged(session: ModelSession) -> tuple[Refusal, ...]:
             rows = "" if probe.ids.shape[0] == 1 else f", batch of {probe.ids.shape[0]}"
             where = f" (where answers are judged: {probe.pattern.name}, {probe.ids.shape[1]} tokens{rows})"
             unlike = Refusal(verdict=Verdict.INVALID, reason=words + where) if words else None
-            faults = (Refusal(verdict=Verdict.FAIL, reason=fault + where) for fault in probe.faults)
+            faults = (replace(fault, reason=fault.reason + where) for fault in probe.faults)
             return (unlike,) if unlike else tuple(faults)
     return ()
 

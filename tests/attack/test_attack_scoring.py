@@ -384,6 +384,26 @@ def test_a_deep_copy_that_is_replaced_meanwhile_copies_nothing_more(toy):
         assert session.measure("needle", NEEDLE).gates == found.gates
 
 
+def test_a_press_that_keeps_its_sequence_in_itself_is_named(toy):
+    """Right for one sequence after another; copies of its cache share what it keeps."""
+    kept = {}
+
+    class Keeps(PolicyLayer):
+        def update(self, key_states, value_states, *args, **kwargs):
+            fresh = self.seen == 0
+            keys, values = super().update(key_states, value_states, *args, **kwargs)
+            before = torch.zeros(()) if fresh else kept[self.layer_idx]
+            kept[self.layer_idx] = before + value_states.sum(dim=2, keepdim=True)
+            return keys, values + 1e-2 * before
+
+    with opened(toy, Candidate(toy.model, cache=caches(toy, Keeps))) as session:
+        text = session.measure("perplexity", {**TEXT, "documents": 1})
+        needle = session.measure("needle", {**NEEDLE, "contexts": 1})
+    assert words(text) == ""
+    assert [refusal.verdict for refusal in needle.refusals] == [Verdict.INVALID]
+    assert "outside of the cache: copies" in words(needle)
+
+
 def test_the_tokens_of_a_call_are_all_that_a_model_gets(toy):
     """A view shows the tokens behind it, which are the ones to be predicted; writing into it would change them."""
     seen = set()
