@@ -76,7 +76,9 @@ def continued(
         with side.running():
             state = prefill(side, ids[:, : context - 1], how)
             note_stored(session, side, state)
-            note_read(session, side, state, ids[:, : context - 1], ids[:, context - 1 : -1], step=how.step, forked=False)
+            note_read(
+                session, side, state, ids[:, : context - 1], ids[:, context - 1 : -1], step=how.step, forked=False
+            )
             other = fork(side, state)
             logits = extend(side, state, ids[:, context - 1 : -1]).double()
             made += greedy(side, other, free).tolist()
