@@ -177,7 +177,7 @@ def test_a_prompt_is_not_cut_to_nothing_for_a_long_answer(toy):
     model = object.__new__(CacheLM)
     model._side = type("Side", (), {"loaded": toy})()
     model._session, model._max_tokens, model._room, model.truncated, model.longest = Session(), 512, 64, 0, 0
-    model.trace = []
+    model.trace, model._decode = [], toy.tokenizer.decode
     asked = []
 
     def generated(key, compute):
