@@ -157,7 +157,10 @@ def _caches() -> list[Row]:
             "kv2",
             kv(2),
             _quantized("hqq", 2, axis_key=0, axis_value=0, **short),
+            REFUSED,
+            "rows of a batch",
             needs=hqq,
+            note="hqq's axis 0 makes groups across the rows of a batch",
         ),
         row("QuantizedCache fp8", "kv8", {}, _fp8, needs=fp8_here),
         row(

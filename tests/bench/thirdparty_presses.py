@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from thirdparty_rows import HONEST, REFUSED, Row
+from transformers import DynamicCache
 
 from pytest_attnaccept import Candidate
 
@@ -110,6 +111,7 @@ def _scorers() -> list[Row]:
     ]
 
 
+_CACHE = "wants the cache handed over: Candidate(cache=DynamicCache)"
 _ROW_0 = "kvpress 0.5.5 keeps the chunks of row 0 in every row of a batch"
 _SHARED = "keeps state between calls: one question per context, as kvpress' own pipeline demands"
 
@@ -188,17 +190,28 @@ def _by_mask() -> list[Row]:
 
 def _on_the_way_out() -> list[Row]:
     """Presses that score in a second pass, when their context is left: around a prefill only, as their pipeline does."""
-    late, masked = "prefill_context", "mask only"
+    late, masked = "never ran", "mask only"
     before: dict[str, Any] = {"prefill": True}
     return [
         _row("KVzipPress as context", "snapkv", lambda k: k.KVzipPress(0.5), REFUSED, late),
         _row("KVzipPress as prefill_context", "snapkv", lambda k: k.KVzipPress(0.5), REFUSED, masked, around=before),
-        _row("KVgradPress as prefill_context", "snapkv", lambda k: k.KVgradPress(0.5), REFUSED, masked, around=before),
+        _row(
+            "KVgradPress as prefill_context",
+            "snapkv",
+            lambda k: k.KVgradPress(0.5),
+            REFUSED,
+            masked,
+            around={**before, "cache": DynamicCache},
+            note=_CACHE,
+        ),
         _row(
             "KVComposePress (eager) as prefill_context",
             "snapkv",
             lambda k: k.KVComposePress(compression_ratio=0.5),
-            around={**before, "attn_implementation": "eager"},
+            REFUSED,
+            "raised",
+            around={**before, "attn_implementation": "eager", "cache": DynamicCache},
+            note="its context wants register_context_ids and more from its own pipeline",
         ),
         _row("SnapKVPress as prefill_context", "snapkv", lambda k: k.SnapKVPress(0.5, window_size=32), around=before),
     ]

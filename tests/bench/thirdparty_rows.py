@@ -1,7 +1,8 @@
 """One row of the table of third-party implementations: whose code, under which mark, and what the gate has to say about it.
 
-What is expected is written down with the row, before it is run: "honest" code must not be accused (of storage, of seeing the
-future, of leaving something behind), whatever its quality is; "refused" code is not what its mark claims, and must not pass.
+What the gate has to say is written down with the row: "honest" code must not be accused (of storage, of seeing the future, of
+leaving something behind), whatever its quality is; "refused" code is not what its mark claims, and must not pass. Where the gate
+was right against the first guess (a fault of a library), the row has a note that says which.
 """
 
 from __future__ import annotations

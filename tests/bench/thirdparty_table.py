@@ -129,16 +129,12 @@ def accusations(records: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def measured(row: Row) -> dict[str, object]:
-    """Run a row and say whether the gate did what was expected."""
+    """Run a row and keep what the gate said."""
     started = time.perf_counter()
     records = gate(row)
     accused = accusations(records)
-    passed = all(record["verdict"] in ("PASS", "NOT_APPLICABLE") for record in records.values())
-    right = not accused if row.expected == HONEST else not passed and bool(re.search(row.words, "\n".join(accused)))
     quality = {c: r["verdict"] for c, r in records.items() if c in ("divergence", "needle-1x")}
     return {
-        "expected": row.expected,
-        "as expected": right,
         "accused": accused,
         "verdicts": {c: r["verdict"] for c, r in records.items()},
         "headlines": {c: str(r["headline"]).partition("]: ")[2] for c, r in records.items()},
@@ -151,6 +147,14 @@ def measured(row: Row) -> dict[str, object]:
         "commit": commit(),
         "versions": versions(),
     }
+
+
+def as_expected(row: Row, stored: dict[str, Any]) -> bool:
+    """Return whether the gate said of the row what it has to say."""
+    if row.expected == HONEST:
+        return not stored["accused"]
+    passed = all(verdict in ("PASS", "NOT_APPLICABLE") for verdict in stored["verdicts"].values())
+    return not passed and bool(re.search(row.words, "\n".join(stored["accused"])))
 
 
 def versions() -> dict[str, str]:
@@ -186,7 +190,7 @@ def line(row: Row, stored: dict[str, Any] | None) -> dict[str, object]:
         "it is": row.expected,
         "the gate": said(stored).replace("|", "/"),
         "loss": loss,
-        "as expected": "yes" if stored["as expected"] else "NO",
+        "as expected": "yes" if as_expected(row, stored) else "NO",
         "note": row.note,
     }  # fmt: skip
 
@@ -213,7 +217,7 @@ def main() -> None:
         if missing(row) or not wanted or (name in stored and not options.again):
             continue
         done = measured(row)
-        print(f"{name}: {done['verdicts']} as expected: {done['as expected']} ({done['seconds']} s)", flush=True)
+        print(f"{name}: {done['verdicts']} as expected: {as_expected(row, done)} ({done['seconds']} s)", flush=True)
         stored = _stored(file)  # the other environment may have written meanwhile
         stored[name] = done
         store(stored, write=not options.no_store)
@@ -234,10 +238,10 @@ def store(stored: dict[str, Any], *, write: bool) -> None:
     ran = [(ROWS[name], row) for name, row in stored.items()]
     honest = [(r, s) for r, s in ran if r.expected == HONEST]
     refused = [(r, s) for r, s in ran if r.expected != HONEST]
-    wrong = [r.name for r, s in ran if not s["as expected"]]
+    wrong = [r.name for r, s in ran if not as_expected(r, s)]
     found = [
-        ("no honest row is accused", all(s["as expected"] for _, s in honest), f"{sum(s['as expected'] for _, s in honest)} of {len(honest)}"),
-        ("no refused row passes, and the reason is the expected one", all(s["as expected"] for _, s in refused), f"{sum(s['as expected'] for _, s in refused)} of {len(refused)}"),
+        ("no honest row is accused", all(as_expected(r, s) for r, s in honest), f"{sum(as_expected(r, s) for r, s in honest)} of {len(honest)}"),
+        ("no refused row passes, and the reason is the expected one", all(as_expected(r, s) for r, s in refused), f"{sum(as_expected(r, s) for r, s in refused)} of {len(refused)}"),
     ]  # fmt: skip
     sets = sorted({", ".join(f"{k} {v}" for k, v in s["versions"].items()) for _, s in ran})
     head = {
@@ -249,7 +253,7 @@ def store(stored: dict[str, Any], *, write: bool) -> None:
         "it is": "honest: must not be accused, whatever its loss; refused: is not what the mark claims, must not pass (identity, footprint, equality)",
         "loss": "kl in nats per token over 20 documents, needle in share of answers over at most 12 contexts; coarse",
     }
-    tables = {"Fixed before the run": checks(found), **tables, "Left out": left_out()}
+    tables = {"What has to hold": checks(found), **tables, "Left out": left_out()}
     with contextlib.redirect_stdout(io.StringIO()):
         publish(NAME, "Third-party implementations under the gate", head, tables, stored, store=write)
 
