@@ -85,7 +85,13 @@ def _as_bytes(item: object) -> Tensor | None:
     if kind in (np.ndarray, bytearray):
         data: Any = item
         flat = np.frombuffer(data, dtype=np.uint8) if kind is bytearray and len(data) else None
-        if kind is np.ndarray and data.dtype != object and data.flags.writeable and data.flags.c_contiguous and data.size:
+        if (
+            kind is np.ndarray
+            and data.dtype != object
+            and data.flags.writeable
+            and data.flags.c_contiguous
+            and data.size
+        ):
             flat = data.reshape(-1).view(np.uint8)
         return None if flat is None or not flat.flags.writeable else torch.from_numpy(flat)
     try:

@@ -69,7 +69,8 @@ class Pattern:
 class State:
     """A filled cache: `seen` tokens were given per row, `last` are the logits of the last one, shape (batch, vocab).
 
-    ``source`` holds the tokens (batch, seen), for caches that cannot be copied and have to be filled again. In a padded
+    ``source`` holds the tokens (batch, seen), for caches that cannot be copied and have to be filled again: the first `filled`
+    of them as the pattern says, the others in further calls of the sizes ``calls``. In a padded
     batch ``mask`` (batch, seen) marks the real tokens and ``real`` (batch,) counts them.
     """
 
@@ -80,6 +81,8 @@ class State:
     pattern: Pattern
     mask: Tensor | None = None
     real: Tensor | None = None
+    filled: int = 0
+    calls: tuple[int, ...] = ()
 
 
 def parse_pattern(name: str, step: int) -> Pattern:
@@ -110,7 +113,9 @@ def prefill(side: Side, ids: Tensor, pattern: Pattern) -> State:
         raise ContractError(f"a context must be rows of tokens (batch, n), got shape {tuple(ids.shape)}")
     state = State(cache=side.new_cache(), seen=0, last=None, source=ids[:, :0], pattern=pattern)
     with side.filling():
-        return _filled(side, state, ids, pattern)
+        state = _filled(side, state, ids, pattern)
+    state.filled = state.seen
+    return state
 
 
 def _filled(side: Side, state: State, ids: Tensor, pattern: Pattern) -> State:
@@ -171,6 +176,8 @@ def _advance(
         side.model, side.form, ids, state.cache, state.seen, last_only=last_only, side=side.name, padding=padding
     )
     state.seen += ids.shape[1]
+    if state.filled:
+        state.calls = (*state.calls, ids.shape[1])
     state.source = torch.cat([state.source, ids], dim=1)
     state.last = logits[:, -1].clone()  # not a view: the logits of a long prefill must not stay alive
     return logits
@@ -188,7 +195,8 @@ def extend(side: Side, state: State, ids: Tensor, step: int | None = None) -> Te
 def fork(side: Side, state: State) -> State:
     """Return an independent copy, so that several questions see the same context and never one another.
 
-    A cache whose copy fails or still shares storage with the original is filled again from the tokens.
+    A cache whose copy fails or still shares storage with the original is filled again from the tokens, in the same calls: a
+    question that came after the compression must not come inside it.
     """
     try:
         cache = _deepcopy(state.cache)
@@ -202,7 +210,9 @@ def fork(side: Side, state: State) -> State:
         raise CandidateError(
             f"the cache of the {side.name} cannot be copied (a copy fails or shares storage), which {state.pattern.name} needs"
         )
-    again = prefill(side, state.source, state.pattern)
+    again = prefill(side, state.source[:, : state.filled], state.pattern)
+    for size in state.calls:
+        _advance(side, again, state.source[:, again.seen : again.seen + size], last_only=True)
     return replace(again, last=state.last)
 
 

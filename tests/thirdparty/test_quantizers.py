@@ -10,6 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+with warnings.catch_warnings():  # transformers imports hqq where it is there, and hqq compiles: not ours to fix
+    warnings.simplefilter("ignore")
+    import transformers.cache_utils  # noqa: F401
+
 from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks import open_session
 from pytest_attnaccept.engines.loading import load

@@ -108,6 +108,38 @@ def test_a_cache_that_cannot_be_copied_is_filled_again(model, kind):
     assert torch.equal(*results)
 
 
+def test_a_cache_that_is_filled_again_gets_the_question_after_the_compression(model):
+    """A prompt is cut when its call ends: context and question in one call would be another, easier problem."""
+    from transformers.cache_utils import DynamicLayer
+
+    class Cut(DynamicLayer):
+        def update(self, key_states, value_states, *args, **kwargs):
+            result = super().update(key_states, value_states)
+            if key_states.shape[2] > 15:  # a prompt
+                self.keys, self.values = self.keys[:, :, -8:], self.values[:, :, -8:]
+            return result
+
+    def cut(kind):
+        cache = kind(config=model.config)
+        cache.layers[:] = [Cut() for _ in cache.layers]
+        return cache
+
+    results, held = [], []
+    for kind in (Stubborn, Sharing, DynamicCache):
+        each = side(model, Candidate(model, cache=functools.partial(cut, kind)), "candidate")
+        with each.running():
+            state = prefill(each, IDS[:, :20], parse_pattern("one-shot", 4))
+            extend(each, state, IDS[:, 20:25], step=5)
+            free = fork(each, state)
+            held.append(free.cache.layers[0].keys.shape[2])
+            again = fork(each, free)
+            results.append((greedy(each, free, 4), extend(each, again, IDS[:, 25:35], step=1)))
+    assert held == [13, 13, 13]
+    for made, logits in results[:2]:
+        assert torch.equal(made, results[2][0])
+        assert torch.equal(logits, results[2][1])
+
+
 def test_greedy_repeats_the_argmax_of_one_forward_pass(model):
     plain = side(model)
     with plain.running():
