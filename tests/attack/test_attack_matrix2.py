@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_attnaccept.accept import Accept
 from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.engines.loading import load
 from pytest_attnaccept.engines.specs import parse_spec
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.marks import declared
 from pytest_attnaccept.methods.stack import apply_stack
+from pytest_attnaccept.model_item import _changed_checkpoint
 from pytest_attnaccept.protocol import StackEntry
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.taxonomy import Kind, Layer, Method, Surface
@@ -29,8 +29,8 @@ def entry(name, checkpoint=None, **knobs):
 def changed(*stack):
     """Return the candidate that a cell with a checkpoint measures."""
     spec = SimpleNamespace(stack=stack, checkpoint=next(e.checkpoint for e in stack if e.checkpoint))
-    gate = SimpleNamespace(options=SimpleNamespace(dtype=None))
-    return Accept._changed_checkpoint(SimpleNamespace(_spec=spec, _gate=gate, _device=lambda _: "cpu", _seed=0))
+    gate = SimpleNamespace(options=SimpleNamespace(dtype=None, seed=0))
+    return _changed_checkpoint(gate, spec, "cpu")
 
 
 def weights(side):

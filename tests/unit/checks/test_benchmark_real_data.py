@@ -61,4 +61,4 @@ def test_tasks_of_the_documentation(smollm2, tmp_path, task, file, documents, ca
     if task == "lambada_local":
         assert gate.base_mean >= 0.25  # the model names about half of the last words
     if task.startswith(("arc", "mmlu")):
-        assert gate.chance == pytest.approx(0.25, abs=0.05)
+        assert 0.25 <= gate.chance <= 0.35  # of four documents: a third of the others have the most frequent answer

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from pytest_attnaccept.candidate import Candidate
-from pytest_attnaccept.checks import model_asking, model_longrange, open_session
+from pytest_attnaccept.checks import model_heard, model_longrange, open_session
 from pytest_attnaccept.checks.model_asking import ask
 from pytest_attnaccept.checks.model_data import encode
 from pytest_attnaccept.checks.model_longrange import _chance, _source
@@ -206,8 +206,8 @@ def test_scores_are_those_of_one_forward_pass_for_an_untouched_cache(toy):
 def test_the_shortcut_equals_generation(toy, monkeypatch):
     """Where every answer token is the first choice nothing is generated; it would have given the same score."""
     calls = []
-    real = model_asking.generate_tokens
-    monkeypatch.setattr(model_asking, "generate_tokens", lambda *a: calls.append(1) or real(*a))
+    real = model_heard.generate_tokens
+    monkeypatch.setattr(model_heard, "generate_tokens", lambda *a: calls.append(1) or real(*a))
     for name, knobs in (("kv8", {}), ("streaming_llm", {"kv_budget": 0.5})):
         with session(toy, name, **knobs) as opened:
             for family in ("kv_recall", "variable_tracking"):
@@ -262,8 +262,8 @@ def test_batches_change_nothing(toy, monkeypatch):
 
 def test_a_baseline_answers_once_for_many_cells(toy, monkeypatch):
     calls = []
-    real = model_asking.prefill
-    monkeypatch.setattr(model_asking, "prefill", lambda side, *a: calls.append(side.name) or real(side, *a))
+    real = model_heard.prefill
+    monkeypatch.setattr(model_heard, "prefill", lambda side, *a: calls.append(side.name) or real(side, *a))
     baseline_memo.clear()
     for name in ("kv8", "kv4"):
         with session(toy, name) as opened:
