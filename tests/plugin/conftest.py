@@ -14,8 +14,17 @@ import pytest_attnaccept.reports.plan
 import pytest_attnaccept.reports.terminal
 import pytest_attnaccept.stats.paired
 import pytest_attnaccept.unseen  # noqa: F401
+from pytest_attnaccept import fingerprint
+from pytest_attnaccept.accept import Accept
 
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # where it is set, every subprocess would compile all of pytest anew
+
+
+@pytest.fixture(autouse=True)
+def measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back what the conftest of a project replaced: where its session breaks, its `pytest_unconfigure` is not called."""
+    for owner, name in ((Accept, "_model_session"), (Accept, "_measured"), (fingerprint, "_own_code")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
 @pytest.fixture
