@@ -51,8 +51,9 @@ def test_perplexity_does_not_fail_streaming_llm_and_the_needle_does(pytester, wi
     assert found["needle-0.125x"].startswith("FAIL"), found
 
 
-def test_two_bits_fail_on_text_and_eight_do_not(pytester, wikitext, smollm2):
-    size = {"documents": 60, "tier": 0.03125}
+@pytest.mark.parametrize("tier", [pytest.param(1 / 64, id="128"), pytest.param(1 / 32, id="256", marks=pytest.mark.full)])
+def test_two_bits_fail_on_text_and_eight_do_not(pytester, wikitext, smollm2, tier):
+    size = {"documents": 60, "tier": tier}
     eight = gate(pytester, wikitext, "method='kv8'", "-k", "perplexity", **size)
     assert eight["perplexity"].startswith("PASS"), eight
     two = gate(pytester, wikitext, "method='kv2'", "-k", "perplexity", **size)

@@ -44,6 +44,7 @@ def test_it_is_read_right(smollm2):
     assert abs(sum(gate.sums) / sum(gate.tokens)) < 0.02
 
 
+@pytest.mark.full
 def test_streaming_loses_the_needle_that_eight_bits_keep(smollm2):
     params = {"tokens": 512, "contexts": 3, "questions_per_context": 1}
     with opened(smollm2, "kv8") as session:
@@ -55,6 +56,7 @@ def test_streaming_loses_the_needle_that_eight_bits_keep(smollm2):
     assert lost["candidate_answer_nll"] > lost["baseline_answer_nll"] + 0.5
 
 
+@pytest.mark.full
 def test_the_footprint_of_a_stack_is_honest(smollm2):
     with open_session(
         baseline=smollm2,
