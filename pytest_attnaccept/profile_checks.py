@@ -2,8 +2,9 @@
 
 Positions
 ---------
-1. Names and parameters of built-in families are listed here, because a profile is read before anything that generates is
-   imported (a test holds the list and the families together). Families of other packages are known by their entry points.
+1. What a family cannot ask is refused here, with the line, by the same declaration by which items are made. So the families
+   are imported when a profile names one (they are plain Python), and the package of somebody else's family when it gives
+   parameters for it.
 2. A file that a family or benchmark reads is hashed when the profile is read: another content is another plan. A profile may
    say which content it means (``sha256``).
 """
@@ -14,51 +15,16 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 
-from pytest_attnaccept.errors import UnknownNameError
+from pytest_attnaccept.errors import ContractError, UnknownNameError
 from pytest_attnaccept.fingerprint import digest_tree
 from pytest_attnaccept.strict_yaml import Node
 
-__all__ = ["DATA_FAMILIES", "FAMILIES", "check_id", "parse_benchmark", "parse_long_range"]
+__all__ = ["MOST_CONTEXTS", "check_id", "parse_benchmark", "parse_long_range"]
 
-_PARAMETERS: Mapping[str, str] = {
-    "needle": "needles:int digits:int filler:str",
-    "kv_recall": "pairs:int questions:int filler:str",
-    "variable_tracking": "chains:int hops:int questions:int ask:str filler:str",
-    "text": "people:int questions:int",
-    "passkey": "value:str depth:float filler:str",
-    "lookalikes": "keys:str value:str keys_total:int questions:int filler:str",
-    "variable_chains": "chains:int hops:int decoys:int order:str questions:int filler:str",
-    "multi_value": "keys:int values:int questions:int filler:str",
-    "many_questions": "pairs:int questions:int filler:str",
-    "word_counting": "kind:str k:int often:int rarely:int alpha:float words:str filler:str",
-    "listops": "depth:int arguments:int values:int shots:int filler:str",
-    "multi_hop": "kind:str hops:int questions:int filler:str",
-    "json_dump": "pairs:int keys:str value:str by:str questions:int filler:str",
-    "mqar": "pairs:int questions:int keys:str value:str filler:str",
-    "copy_span": "span:int words:str filler:str",
-    "phone_book": "entries:int questions:int filler:str",
-    "instructions": "rules:int filler:str",
-    "ledger": "kind:str outputs:int filler:str",
-    "stories": "ask:str people:int things:int moves:int questions:int filler:str",
-    "graph_walk": "ask:str depth:int degree:int nodes:int filler:str",
-    "many_shot": "classes:int questions:int labels:str filler:str",
-    "aliases": "pairs:int questions:int first:str alias:str filler:str",
-}
-FAMILIES = tuple(_PARAMETERS)
-_KINDS: Mapping[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "float": (int, float)}
-# Real data: `path` is a file, a folder written by datasets, or hub:OWNER/NAME[:CONFIG[:SPLIT]].
-_LONGBENCH = (
-    "narrativeqa qasper multifieldqa_en multifieldqa_zh hotpotqa 2wikimqa musique dureader gov_report "
-    "qmsum multi_news vcsum trec triviaqa samsum lsht passage_count passage_retrieval_en passage_retrieval_zh lcc repobench-p"
-)
-DATA_FAMILIES = (
-    "hotpotqa", "musique", "longeval_lines", "kv_retrieval", "passkey_text", "ruler_multikey", "lambada", "listops_text",
-    *(f"longbench.{name}" for name in _LONGBENCH.split()),
-)  # fmt: skip
 HUB = "hub:"
+MOST_CONTEXTS = 100_000  # policy: a hundred times what the strictest shipped profile asks
 _LONG_RANGE = ("families", "tiers", "contexts", "score", "patterns")
 _SCORES = ("generated", "teacher_forced", "choice")
 _BENCHMARK = ("tasks", "include_path", "limit", "num_fewshot", "run_code", "metric", "chance")
@@ -79,8 +45,8 @@ def parse_long_range(node: Node) -> dict[str, object]:
         raise node.error(f"tiers: {tiers!r} must be a list of positive numbers with at least one entry", "tiers")
     result["tiers"] = list(tiers)
     contexts = node.typed("contexts", int, 60)
-    if contexts < 1:
-        raise node.error(f"contexts: {contexts!r} must be a positive whole number", "contexts")
+    if not 1 <= contexts <= MOST_CONTEXTS:
+        raise node.error(f"contexts: {contexts!r} must be a whole number from 1 to {MOST_CONTEXTS}", "contexts")
     result["contexts"] = contexts
     score = node.typed("score", str, "generated")
     if score not in _SCORES:
@@ -96,48 +62,61 @@ def parse_long_range(node: Node) -> dict[str, object]:
 def _families(node: Node) -> dict[str, dict[str, object]]:
     given = node.need("families")
     if isinstance(given, list):
-        entries: Mapping[object, object] = {name: None for name in given}
+        if not all(isinstance(name, str) for name in given):
+            raise node.error(
+                f"families: {given!r} must be a list of names; parameters need a mapping: families: {{kv_recall: {{pairs: 8}}}}",
+                "families",
+            )
+        entries: Mapping[str, object] = dict.fromkeys(given)
         if len(entries) < len(given):
             raise node.error(f"families: {given!r} names one twice; give it another id in a mapping", "families")
     elif isinstance(given, Mapping):
-        entries = dict(given)
+        entries = given
     else:
         raise node.error(
             f"families: {given!r} must be a list of names or a mapping from an id to parameters", "families"
         )
     if not entries:
         raise node.error("families: at least one family is needed", "families")
-    known = (*FAMILIES, *DATA_FAMILIES, *(e.name for e in entry_points(group="pytest_attnaccept.tasks")))
-    result: dict[str, dict[str, object]] = {}
-    for name, value in entries.items():
-        parameters = {} if value is None else value
-        if not isinstance(name, str) or not isinstance(parameters, Mapping):
-            raise node.error(f"families: {name!r}: {value!r} must be a mapping of parameters", "families")
-        family = parameters.get("family", name)
-        if family not in known:
-            raise UnknownNameError("task family", str(family), known, node.where("families"))
-        place = given if isinstance(given, Node) else node
-        if family in DATA_FAMILIES:
-            result[name] = _data(place, name, family, parameters)
-        else:
-            rest = {key: each for key, each in parameters.items() if key != "family"}
-            _check_parameters(value if isinstance(value, Node) else place, family, rest)
-            result[name] = {"family": family, "parameters": rest}
+    place = given if isinstance(given, Node) else node
+    result = {name: _entry(place, name, value) for name, value in entries.items()}
     if len({check_id("long-range", name) for name in result}) < len(result):
         raise node.error(f"families: {', '.join(result)}: two ids are the same in lower case", "families")
     return result
 
 
-def _check_parameters(node: Node, family: str, parameters: Mapping[str, object]) -> None:
-    """Refuse parameters that a built-in family does not have, and values of another type."""
-    if family not in _PARAMETERS:  # of another package, which is not imported to read a profile
-        return
-    known = dict(entry.split(":") for entry in _PARAMETERS[family].split())
-    for key, value in parameters.items():
-        if key not in known:
-            raise UnknownNameError(f"parameter of {family}", str(key), known, node.where(key))
-        if isinstance(value, bool) or not isinstance(value, _KINDS[known[key]]):
-            raise node.error(f"{family}: {key}={value!r} must be of type {known[key]}", key)
+def _entry(node: Node, name: str, value: object) -> dict[str, object]:
+    """Return one entry of ``families``, at `node`: which family, its parameters, and for real data where it is."""
+    from pytest_attnaccept.tasks.data.load import DATA_FAMILIES
+    from pytest_attnaccept.tasks.families import family_names
+
+    parameters = {} if value is None else value
+    if not isinstance(parameters, Mapping):
+        raise node.error(f"families: {name!r}: {value!r} must be a mapping of parameters", name)
+    family = parameters.get("family", name)
+    known = (*family_names(), *DATA_FAMILIES)
+    if family not in known:
+        raise UnknownNameError("task family", str(family), known, node.where(name if name in node else "families"))
+    if family in DATA_FAMILIES:
+        return _data(node, name, family, parameters)
+    rest = {key: each for key, each in parameters.items() if key != "family"}
+    if rest:
+        _check_parameters(value if isinstance(value, Node) else node, family, rest)
+    return {"family": family, "parameters": rest}
+
+
+def _check_parameters(node: Node, family: str, given: Mapping[str, object]) -> None:
+    """Refuse what the family cannot ask, with file and line."""
+    from pytest_attnaccept.tasks.families import find_family
+    from pytest_attnaccept.tasks.ranges import settle
+
+    try:
+        found = find_family(family)
+        settled = settle(family, found.defaults, found.ranges, given, where=node.where)
+    except ContractError as error:  # of another package: it cannot be loaded, or declares nonsense
+        raise node.error(str(error)) from error
+    if settled.get("questions") == 0:
+        raise node.error(f"{family}: questions=0 asks nothing", "questions")
 
 
 def _data(node: Node, name: str, family: str, parameters: Mapping[str, object]) -> dict[str, object]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_attnaccept.errors import SchemaError, UnknownNameError
 from pytest_attnaccept.limits import Limit, parse_limits
-from pytest_attnaccept.profile_checks import parse_benchmark, parse_long_range
+from pytest_attnaccept.profile_checks import MOST_CONTEXTS, parse_benchmark, parse_long_range
 from pytest_attnaccept.strict_yaml import Node, load
 from pytest_attnaccept.taxonomy import Surface
 
@@ -41,6 +41,9 @@ _CHECKS = {
 }
 _OWN_SCHEMA = {"long-range": parse_long_range, "benchmark": parse_benchmark}
 _LISTS = ("tiers", "budgets", "lengths")
+# Above it nothing can be asked: as many needles as the family has names (a test compares them), a table of as many rows.
+_MOST = {"questions_per_context": 64, "depths": 100, "contexts": MOST_CONTEXTS, "beyond": MOST_CONTEXTS,
+         "question_first": MOST_CONTEXTS, "screen": MOST_CONTEXTS}  # fmt: skip
 _FRACTIONS = ("tier", "tiers", "lengths", "operating", "budgets")  # of the trained length or the context; else: counts
 _SURFACES = {
     Surface.KERNEL: ("max_length",),
@@ -240,6 +243,8 @@ def _settings(node: Node, key: str, allowed: tuple[str, ...]) -> dict[str, objec
             if not good or not 0 < number < math.inf:
                 sort = "number" if name in _FRACTIONS else "whole number"
                 raise settings.error(f"{name}: {number!r} must be a positive {sort}", name)
+            if number > _MOST.get(name, math.inf):
+                raise settings.error(f"{name}: {number!r} must be a whole number from 1 to {_MOST[name]}", name)
     return dict(settings)
 
 

@@ -111,6 +111,7 @@ _PLAIN_TAGS = frozenset(
 )
 _FLOAT = re.compile(r"[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$")
 _INT = re.compile(r"[-+]?(0|[1-9]\d*)$")
+_LONGEST_NUMBER = 400  # characters; a longer one stays text, which is no number anywhere (int() refuses 4300 digits)
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
@@ -119,7 +120,7 @@ def _scalar(text: str, style: str | None) -> object:
         return text
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    if _INT.match(text):
+    if _INT.match(text) and len(text) <= _LONGEST_NUMBER:
         return int(text)
     if _FLOAT.match(text):
         return float(text)

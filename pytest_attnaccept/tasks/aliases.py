@@ -10,18 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import ENGLISH_FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, distinct, maker
 from pytest_attnaccept.tasks.words import NAMES
 
-__all__ = ["DEFAULTS", "aliases"]
+__all__ = ["DEFAULTS", "RANGES", "aliases"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {
     "pairs": 6, "questions": 2, "first": "aliases", "alias": "coined", "filler": "varied",
 }  # fmt: skip
+RANGES: Final[dict[str, Allowed]] = {
+    "pairs": Range(low=2, high=28),  # two names each
+    "questions": Range(low=1, high="pairs"),
+    "first": ("aliases", "facts"),
+    "alias": ("coined", "names"),
+    "filler": ENGLISH_FILLERS,
+}
 
 
 def aliases(
@@ -37,11 +45,6 @@ def aliases(
     filler: str,
 ) -> TaskItem:
     """One context with ``pairs`` names, their aliases and their numbers; ``questions`` aliases are asked."""
-    one_of("aliases", "first", first, ("aliases", "facts"))
-    one_of("aliases", "alias", alias, ("coined", "names"))
-    within("aliases", "pairs", pairs, 2, 28)
-    within("aliases", "questions", questions, 1, pairs)
-    filler_of("aliases", filler, chinese=False)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "pairs": pairs, "questions": questions, "first": first, "alias": alias,
         "filler": filler,
@@ -49,8 +52,8 @@ def aliases(
     stream = Stream(seed, "aliases", parameters, index)
     names = stream.sample(NAMES, pairs)
     taken = set(names)
-    others = [distinct(stream, maker(alias, ""), taken, "aliases").capitalize() for _ in names]
-    numbers = [distinct(stream, maker("digits4", ""), taken, "aliases") for _ in names]
+    others = [distinct(stream, maker(alias), taken, "aliases").capitalize() for _ in names]
+    numbers = [distinct(stream, maker("digits4"), taken, "aliases") for _ in names]
     early, late = (0.0, 0.6) if first == "aliases" else (0.6, 0.0)
     facts = [
         Fact(text=f"{other} is another name of {name}.", depth=early + 0.4 * stream.unit())

@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
-from pytest_attnaccept.tasks.values import distinct, maker
+from pytest_attnaccept.tasks.values import distinct, maker, supply
 
-__all__ = ["DEFAULTS", "copy_span"]
+__all__ = ["DEFAULTS", "RANGES", "copy_span"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"span": 16, "words": "word", "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "words": ("word", "names", "coined"),
+    "span": Range(low=8, high=lambda p: min(512, supply(p["words"]))),
+    "filler": FILLERS,
+}
 _HEAD = "The list is:"
 
 
@@ -25,9 +31,6 @@ def copy_span(
     *, fit: Callable[[str], int], target_tokens: int, seed: int, index: int, span: int, words: str, filler: str
 ) -> TaskItem:
     """One context with a list of ``span`` different words that has to be repeated."""
-    one_of("copy_span", "words", words, ("word", "names", "coined"))
-    within("copy_span", "span", span, 8, 512)
-    filler_of("copy_span", filler)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "span": span, "words": words, "filler": filler,
     }  # fmt: skip
@@ -35,7 +38,7 @@ def copy_span(
     def draft(units: int) -> Draft:
         stream = Stream(seed, "copy_span", parameters, index)
         taken: set[str] = set()
-        said = [distinct(stream, maker(words, "copy_span"), taken, "copy_span") for _ in range(units)]
+        said = [distinct(stream, maker(words), taken, "copy_span") for _ in range(units)]
         answer = " " + " ".join(said)
         question = Question(
             text=" Please say the list again.",

@@ -1,11 +1,11 @@
-"""Which task families exist, what their parameters default to, and how one item of any of them is made."""
+"""Which task families exist, which parameters they take, and how one item of any of them is made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 from pytest_attnaccept.errors import AttnAcceptError, ContractError, UnknownNameError
 from pytest_attnaccept.tasks import (
@@ -34,66 +34,68 @@ from pytest_attnaccept.tasks import (
 )
 from pytest_attnaccept.tasks.foreign import require_sound
 from pytest_attnaccept.tasks.items import Parameter, TaskItem
+from pytest_attnaccept.tasks.ranges import Allowed, Range, settle
 
-__all__ = ["GROUP", "Family", "generate", "task_families"]
+__all__ = ["GROUP", "Family", "family_names", "find_family", "generate", "task_families"]
 
 GROUP = "pytest_attnaccept.tasks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One task family: what it asks of a model, its parameters, and the function that makes an item."""
+    """One task family: what it asks of a model, its parameters, and the function that makes an item.
+
+    ``ranges`` says which values a parameter may have: a `Range` of numbers or a tuple of names. A parameter that is not in it
+    may be anything of the type of its default.
+    """
 
     name: str
     summary: str
     defaults: Mapping[str, Parameter]
     make: Callable[..., TaskItem]
+    ranges: Mapping[str, Allowed] = field(default_factory=dict)
 
 
-_TABLE: tuple[tuple[str, str, Mapping[str, Parameter], Callable[..., TaskItem]], ...] = (
-    ("needle", "find one number that was said once (length x depth)", needle.DEFAULTS, needle.needle),
-    ("kv_recall", "keep many key-value facts at once", kv_recall.DEFAULTS, kv_recall.kv_recall),
-    (
-        "variable_tracking",
-        "follow a chain of references to its first value",
-        variable_tracking.DEFAULTS,
-        variable_tracking.variable_tracking,
-    ),
-    ("text", "predict words that depend on earlier mentions (perplexity)", text.DEFAULTS, text.text),
-    ("passkey", "find one value of any length: word, 7 or 64 digits, uuid", passkey.DEFAULTS, passkey.passkey),
-    ("lookalikes", "tell one fact from hundreds of its kind", lookalikes.DEFAULTS, lookalikes.lookalikes),
-    (
-        "variable_chains",
-        "gather every variable that leads to one value",
-        variable_chains.DEFAULTS,
-        variable_chains.variable_chains,
-    ),
-    ("multi_value", "keep every value of one key", multi_value.DEFAULTS, multi_value.multi_value),
-    (
-        "many_questions",
-        "answer many questions on one context, the first one twice",
-        many_questions.DEFAULTS,
-        many_questions.many_questions,
-    ),
-    ("word_counting", "say which words occur most often", word_counting.DEFAULTS, word_counting.word_counting),
-    ("listops", "work through nested operations", listops.DEFAULTS, listops.listops),
-    ("multi_hop", "join facts of several documents", multi_hop.DEFAULTS, multi_hop.multi_hop),
-    ("json_dump", "look up a JSON object by key, position or value", json_dump.DEFAULTS, json_dump.json_dump),
-    ("mqar", "recall associations after a gap (load x distance)", mqar.DEFAULTS, mqar.mqar),
-    ("copy_span", "repeat a list word by word", copy_span.DEFAULTS, copy_span.copy_span),
-    ("phone_book", "look up an entry of a phone book", phone_book.DEFAULTS, phone_book.phone_book),
-    ("instructions", "obey every rule of a block, and keep a secret", instructions.DEFAULTS, instructions.instructions),
-    ("ledger", "write a long list without drifting", ledger.DEFAULTS, ledger.ledger),
-    ("stories", "keep up with people and things that move", stories.DEFAULTS, stories.stories),
-    ("graph_walk", "walk a graph given by its edges", graph_walk.DEFAULTS, graph_walk.graph_walk),
-    ("many_shot", "know the labels of early examples", many_shot.DEFAULTS, many_shot.many_shot),
-    ("aliases", "find a fact under another name", aliases.DEFAULTS, aliases.aliases),
+# A family is a module of its name, with a function of that name.
+_TABLE: tuple[tuple[ModuleType, str], ...] = (
+    (needle, "find one number that was said once (length x depth)"),
+    (kv_recall, "keep many key-value facts at once"),
+    (variable_tracking, "follow a chain of references to its first value"),
+    (text, "predict words that depend on earlier mentions (perplexity)"),
+    (passkey, "find one value of any length: word, 7 or 64 digits, uuid"),
+    (lookalikes, "tell one fact from hundreds of its kind"),
+    (variable_chains, "gather every variable that leads to one value"),
+    (multi_value, "keep every value of one key"),
+    (many_questions, "answer many questions on one context, the first one twice"),
+    (word_counting, "say which words occur most often"),
+    (listops, "work through nested operations"),
+    (multi_hop, "join facts of several documents"),
+    (json_dump, "look up a JSON object by key, position or value"),
+    (mqar, "recall associations after a gap (load x distance)"),
+    (copy_span, "repeat a list word by word"),
+    (phone_book, "look up an entry of a phone book"),
+    (instructions, "obey every rule of a block, and keep a secret"),
+    (ledger, "write a long list without drifting"),
+    (stories, "keep up with people and things that move"),
+    (graph_walk, "walk a graph given by its edges"),
+    (many_shot, "know the labels of early examples"),
+    (aliases, "find a fact under another name"),
 )
+
+
+def _built_in(module: ModuleType, summary: str) -> Family:
+    name = module.__name__.rpartition(".")[2]
+    return Family(
+        name=name,
+        summary=summary,
+        defaults=MappingProxyType(dict(module.DEFAULTS)),
+        ranges=MappingProxyType(dict(module.RANGES)),
+        make=getattr(module, name),
+    )
+
+
 _FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        name: Family(name=name, summary=summary, defaults=MappingProxyType(dict(defaults)), make=make)
-        for name, summary, defaults, make in _TABLE
-    }
+    {family.name: family for family in (_built_in(module, summary) for module, summary in _TABLE)}
 )
 
 
@@ -102,12 +104,18 @@ def task_families() -> Mapping[str, Family]:
     return _FAMILIES
 
 
-def _installed(name: str) -> Family:
-    """The family that another package offers under this name (entry-point group ``pytest_attnaccept.tasks``)."""
-    points = list(entry_points(group=GROUP))
-    found = {point.value: point for point in points if point.name == name}
+def family_names() -> tuple[str, ...]:
+    """All names of families: the built-in ones, and those of other packages (which are not loaded)."""
+    return (*_FAMILIES, *(point.name for point in entry_points(group=GROUP)))
+
+
+def find_family(name: str) -> Family:
+    """The family of a name: a built-in one, or that of another package (entry-point group ``pytest_attnaccept.tasks``)."""
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    found = {point.value: point for point in entry_points(group=GROUP) if point.name == name}
     if not found:
-        raise UnknownNameError("task family", name, [*_FAMILIES, *(point.name for point in points)])
+        raise UnknownNameError("task family", name, family_names())
     if len(found) > 1:
         raise ContractError(f"task family {name!r} is offered more than once: {', '.join(sorted(found))}")
     ((place, point),) = found.items()
@@ -121,7 +129,23 @@ def _installed(name: str) -> Family:
         raise ContractError(f"task family {name!r}: {place} is a {type(family).__name__}, not a Family")
     if not isinstance(family.defaults, Mapping) or not callable(family.make):
         raise ContractError(f"task family {name!r}: {place} has no mapping of defaults, or nothing that makes an item")
+    _require_ranges(family, f"task family {name!r}: {place}")
     return family
+
+
+def _require_ranges(family: Family, who: str) -> None:
+    """Refuse ranges that nothing could be checked against."""
+    if not isinstance(family.ranges, Mapping) or not set(family.ranges) <= set(family.defaults):
+        raise ContractError(
+            f"{who}: ranges={family.ranges!r} must be a mapping from parameters of {[*family.defaults]}"
+        )
+    for name, allowed in family.ranges.items():
+        names = isinstance(allowed, (tuple, list)) and allowed and all(isinstance(each, str) for each in allowed)
+        number = isinstance(family.defaults[name], (int, float))
+        if not (isinstance(allowed, Range) if number else names):
+            raise ContractError(
+                f"{who}: ranges[{name!r}]={allowed!r} must be {'a Range' if number else 'a tuple of names'}"
+            )
 
 
 def _made(task: str, family: Family, arguments: Mapping[str, object]) -> TaskItem:
@@ -157,20 +181,14 @@ def generate(
     seed, index
         With task and parameters they name the item: equal arguments give an equal item everywhere.
     **parameters
-        Parameters of the family; its defaults are in ``task_families()[task].defaults``.
+        Parameters of the family; its defaults and ranges are in ``task_families()[task]``.
     """
-    family = _FAMILIES[task] if task in _FAMILIES else _installed(task)
-    for name, value in parameters.items():
-        if name not in family.defaults:
-            raise UnknownNameError(f"parameter of {task}", name, family.defaults)
-        if type(value) is int and type(family.defaults[name]) is float:
-            parameters[name] = float(value)
-        elif type(value) is not type(family.defaults[name]):
-            raise ContractError(f"{task}: {name}={value!r} must be of type {type(family.defaults[name]).__name__}.")
+    family = find_family(task)
+    chosen = settle(task, family.defaults, family.ranges, parameters)
     if target_tokens < 1:
         raise ContractError(f"{task}: target_tokens={target_tokens} must be positive.")
     arguments = {
-        "fit": fit, "target_tokens": target_tokens, "seed": seed, "index": index, **family.defaults, **parameters,
+        "fit": fit, "target_tokens": target_tokens, "seed": seed, "index": index, **chosen,
     }  # fmt: skip
     if task in _FAMILIES:
         return family.make(**arguments)

@@ -11,9 +11,10 @@ from typing import Final
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import word_list
 
-__all__ = ["FILLERS", "TAILS", "filler_sentence"]
+__all__ = ["ENGLISH_FILLERS", "FILLERS", "TAILS", "filler_sentence"]
 
-FILLERS = ("varied", "repeat", "chinese")
+ENGLISH_FILLERS = ("varied", "repeat")  # where the facts are English sentences between it
+FILLERS = (*ENGLISH_FILLERS, "chinese")
 
 _ADJECTIVES = word_list("calm small quiet warm cold bright dark long deep soft heavy clean")
 _PLACES = word_list("river hill garden forest road bridge valley field lake beach station market")

@@ -10,23 +10,40 @@ from collections.abc import Callable
 from typing import Final
 
 from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, distinct, maker
 
-__all__ = ["DEFAULTS", "graph_walk"]
+__all__ = ["DEFAULTS", "RANGES", "graph_walk"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"ask": "layer", "depth": 2, "degree": 2, "nodes": 0, "filler": "varied"}
 _MOST, _LONGEST = 500, 6  # nodes; length of an answer
+# Graphs that are drawn until one has an answer. Measured: with 2 edges each, up to 3 steps, every graph has one; two steps over
+# 3 edges find one up to 120 nodes, four steps over 2 up to 250 (one graph in six), and above that hardly ever.
+_TRIES = 50
+RANGES: Final[dict[str, Allowed]] = {
+    "ask": ("layer", "parents"),
+    "depth": Range(low=1, high=4),
+    "degree": Range(low=1, high=4),
+    "nodes": Range(low=lambda p: _smallest(p["degree"]), high=_MOST, special=(0, "as many as fit")),
+    "filler": FILLERS,
+}
 _HEAD = "The edges of a directed graph:"
+
+
+def _smallest(degree: int) -> int:
+    """Fewest nodes of a graph whose nodes have ``degree`` edges each, so that not everything is near."""
+    return 4 * degree + 2
 
 
 def _layer(edges: list[tuple[int, int]], root: int, depth: int) -> list[int]:
     seen, layer = {root}, [root]
     for _ in range(depth):
-        found = [b for a, b in edges if a in layer and b not in seen]
+        inside = set(layer)
+        found = [b for a, b in edges if a in inside and b not in seen]
         layer = list(dict.fromkeys(found))
         seen |= set(layer)
     return layer
@@ -54,13 +71,6 @@ def graph_walk(
     filler: str,
 ) -> TaskItem:
     """One graph of as many nodes as fit (or exactly ``nodes``), each with ``degree`` edges to others."""
-    one_of("graph_walk", "ask", ask, ("layer", "parents"))
-    within("graph_walk", "depth", depth, 1, 4)
-    within("graph_walk", "degree", degree, 1, 4)
-    filler_of("graph_walk", filler)
-    smallest = 4 * degree + 2
-    if nodes and not smallest <= nodes <= _MOST:
-        raise ContractError(f"graph_walk: nodes={nodes} is neither 0 (as many as fit) nor in {smallest}..{_MOST}.")
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "ask": ask, "depth": depth, "degree": degree, "nodes": nodes, "filler": filler,
     }  # fmt: skip
@@ -68,13 +78,18 @@ def graph_walk(
     def draft(units: int) -> Draft:
         stream = Stream(seed, "graph_walk", parameters, index)
         taken: set[str] = set()
-        names = [distinct(stream, maker("letters5", ""), taken, "graph_walk") for _ in range(units)]
-        while True:
+        names = [distinct(stream, maker("letters5"), taken, "graph_walk") for _ in range(units)]
+        for _ in range(_TRIES):
             edges = [(a, b) for a in range(units) for b in stream.sample([n for n in range(units) if n != a], degree)]
             edges = stream.shuffled(edges)
             node, found = _wanted(stream, edges, units, ask, depth)
             if found:
                 break
+        else:
+            raise ContractError(
+                f"graph_walk: depth={depth}, degree={degree}: no node of {_TRIES} graphs of {units} nodes has 1 to {_LONGEST}"
+                " nodes at that depth. Use a smaller depth or degree, or another number of nodes."
+            )
         body, spans = _HEAD, []
         for a, b in edges:
             text = f"{names[a]} to {names[b]},"
@@ -96,7 +111,7 @@ def graph_walk(
 
     grown = grow(
         draft, stream=Stream(seed, "graph_walk filler", parameters, index), fit=fit, target=target_tokens,
-        filler=filler, low=nodes or smallest, high=nodes or _MOST,
+        filler=filler, low=nodes or _smallest(degree), high=nodes or _MOST,
     )  # fmt: skip
     size = len(grown.questions[0].references)
     return make_item(

@@ -11,15 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import ANIMALS, CITIES, COLORS, THINGS
 
-__all__ = ["DEFAULTS", "instructions"]
+__all__ = ["DEFAULTS", "RANGES", "instructions"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"rules": 4, "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "rules": Range(low=2, high=12),
+    "filler": FILLERS,
+}
 _HEAD = "These rules hold for every reply."
 _SAID = {
     "begins": "Begin with the word {0}.",
@@ -39,8 +44,6 @@ def instructions(
     *, fit: Callable[[str], int], target_tokens: int, seed: int, index: int, rules: int, filler: str
 ) -> TaskItem:
     """One context with ``rules`` rules for replies and one guarded secret, in random order."""
-    within("instructions", "rules", rules, 2, 12)
-    filler_of("instructions", filler)
     parameters: dict[str, Parameter] = {"target_tokens": target_tokens, "rules": rules, "filler": filler}
 
     def draft(_: int) -> Draft:

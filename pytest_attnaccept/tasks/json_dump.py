@@ -8,19 +8,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.fitting import stratified_depths
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import MANY, Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
-from pytest_attnaccept.tasks.values import FORMS, distinct, maker
+from pytest_attnaccept.tasks.values import FORMS, distinct, maker, supply
 
-__all__ = ["DEFAULTS", "json_dump"]
+__all__ = ["DEFAULTS", "RANGES", "json_dump"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {
     "pairs": 0, "keys": "uuid", "value": "uuid", "by": "key", "questions": 2, "filler": "varied",
 }  # fmt: skip
+RANGES: Final[dict[str, Allowed]] = {
+    "keys": ("uuid", "coined", "names"),
+    "value": ("uuid", "coined", "digits7", "digits4"),
+    "by": ("key", "position", "reverse"),
+    "questions": Range(low=1, high=16),
+    "pairs": Range(
+        low=lambda p: max(2, p["questions"]),
+        high=lambda p: min(MANY, supply(p["keys"]), supply(p["value"])),
+        special=(0, "as many as fit"),
+    ),
+    "filler": FILLERS,
+}
 _HEAD = "Here is a JSON object: {"
 _FOILS = 7
 
@@ -48,13 +60,7 @@ def json_dump(
     filler: str,
 ) -> TaskItem:
     """One JSON object of as many pairs as fit (or exactly ``pairs``), of which ``questions`` are asked."""
-    make_key = maker(keys, "json_dump: keys", ("uuid", "coined", "names"))
-    make_value = maker(value, "json_dump: value", ("uuid", "coined", "digits7", "digits4"))
-    one_of("json_dump", "by", by, ("key", "position", "reverse"))
-    within("json_dump", "questions", questions, 1, 16)
-    filler_of("json_dump", filler)
-    if pairs and pairs < max(2, questions):
-        raise ContractError(f"json_dump: pairs={pairs} is neither 0 (as many as fit) nor at least {max(2, questions)}.")
+    make_key, make_value = maker(keys), maker(value)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "pairs": pairs, "keys": keys, "value": value, "by": by, "questions": questions,
         "filler": filler,

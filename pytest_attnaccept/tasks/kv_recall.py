@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.filler import FILLERS
+from pytest_attnaccept.tasks.filler import ENGLISH_FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose, stratified_depths
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import NAMES, THINGS
 
-__all__ = ["DEFAULTS", "kv_recall"]
+__all__ = ["DEFAULTS", "RANGES", "kv_recall"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"pairs": 8, "questions": 4, "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "pairs": Range(low=2, high=len(NAMES)),
+    "questions": Range(low=1, high="pairs"),
+    "filler": ENGLISH_FILLERS,
+}
 _FOILS = 7
 
 
@@ -33,12 +38,6 @@ def kv_recall(
     filler: str,
 ) -> TaskItem:
     """One context with ``pairs`` facts, of which ``questions`` are asked (spread over the depths)."""
-    if not 2 <= pairs <= len(NAMES):
-        raise ContractError(f"kv_recall: pairs={pairs} is outside 2..{len(NAMES)}.")
-    if not 1 <= questions <= pairs:
-        raise ContractError(f"kv_recall: questions={questions} is outside 1..pairs ({pairs}).")
-    if filler not in FILLERS or filler == "chinese":
-        raise ContractError(f"kv_recall: filler={filler!r} is unknown. Allowed: varied, repeat.")
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "pairs": pairs, "questions": questions, "filler": filler,
     }  # fmt: skip

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 
-__all__ = ["DEFAULTS", "ledger"]
+__all__ = ["DEFAULTS", "RANGES", "ledger"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"kind": "total", "outputs": 24, "filler": "varied"}
 _STEP = 7  # what the transformation adds
@@ -24,6 +25,11 @@ _ASK = {
     "total": (" Say the total after every entry.", " The totals are"),
     "count": (" Count the entries, and say the same count again where the entry is odd.", " The counts are"),
     "transform": (f" Say every entry plus {_STEP}.", " The numbers are"),
+}
+RANGES: Final[dict[str, Allowed]] = {
+    "kind": tuple(_ASK),
+    "outputs": Range(low=4, high=2000),
+    "filler": FILLERS,
 }
 
 
@@ -41,9 +47,6 @@ def ledger(
     *, fit: Callable[[str], int], target_tokens: int, seed: int, index: int, kind: str, outputs: int, filler: str
 ) -> TaskItem:
     """One ledger of ``outputs`` entries; the target length covers ledger and answer."""
-    one_of("ledger", "kind", kind, tuple(_ASK))
-    within("ledger", "outputs", outputs, 4, 2000)
-    filler_of("ledger", filler)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "kind": kind, "outputs": outputs, "filler": filler,
     }  # fmt: skip

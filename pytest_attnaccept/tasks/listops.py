@@ -9,19 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.checking import filler_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 
-__all__ = ["DEFAULTS", "OPERATIONS", "listops", "value_of"]
+__all__ = ["DEFAULTS", "OPERATIONS", "RANGES", "listops", "value_of"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"depth": 4, "arguments": 5, "values": 0, "shots": 3, "filler": "varied"}
-_MOST = 1000
+RANGES: Final[dict[str, Allowed]] = {
+    "depth": Range(low=1, high=10),
+    "arguments": Range(low=2, high=10),
+    "values": Range(low=2, high=lambda p: _most(p["arguments"], p["depth"]), special=(0, "as many as fit")),
+    "shots": Range(low=0, high=20),
+    "filler": FILLERS,
+}
 _TRIES = 40  # draws before the value is set by force; by then every digit that can come has come
 _RULE = "MIN is the smallest, MAX the largest, MED the median without its fraction, SM the last digit of the sum."
 Node = int | tuple[str, list["Node"]]
+
+
+def _most(arguments: int, depth: int) -> int:
+    """Most values of an expression."""
+    most: int = min(1000, arguments**depth)
+    return most
 
 
 def _median(values: Sequence[int]) -> int:
@@ -82,13 +94,6 @@ def listops(
     filler: str,
 ) -> TaskItem:
     """One expression of as many values as fit (or exactly ``values``), after ``shots`` short examples."""
-    within("listops", "depth", depth, 1, 10)
-    within("listops", "arguments", arguments, 2, 10)
-    within("listops", "shots", shots, 0, 20)
-    filler_of("listops", filler)
-    most = min(_MOST, arguments**depth)
-    if values and not 2 <= values <= most:
-        raise ContractError(f"listops: values={values} is neither 0 (as many as fit) nor in 2..{most}.")
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "depth": depth, "arguments": arguments, "values": values, "shots": shots,
         "filler": filler,
@@ -117,7 +122,7 @@ def listops(
 
     grown = grow(
         draft, stream=Stream(seed, "listops filler", parameters, index), fit=fit, target=target_tokens, filler=filler,
-        low=values or 2, high=values or most,
+        low=values or 2, high=values or _most(arguments, depth),
     )  # fmt: skip
     return make_item(
         task="listops",

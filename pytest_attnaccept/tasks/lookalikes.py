@@ -15,32 +15,30 @@ from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose, stratified_depths
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import MANY, Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
-from pytest_attnaccept.tasks.values import FORMS, distinct, maker
+from pytest_attnaccept.tasks.values import FORMS, distinct, maker, supply
 
-__all__ = ["DEFAULTS", "lookalikes"]
+__all__ = ["DEFAULTS", "RANGES", "lookalikes"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {
     "keys": "coined", "value": "digits7", "keys_total": 0, "questions": 4, "filler": "varied",
 }  # fmt: skip
-_KEYS = ("coined", "names", "things", "uuid")
-_VALUES = ("digits4", "digits7", "uuid")
+RANGES: Final[dict[str, Allowed]] = {
+    "keys": ("coined", "names", "things", "uuid"),
+    "value": ("digits4", "digits7", "uuid"),
+    "questions": Range(low=1, high=lambda p: min(64, supply(p["keys"]))),
+    "keys_total": Range(
+        low=lambda p: max(2, p["questions"]),
+        high=lambda p: min(MANY, supply(p["keys"]), supply(p["value"])),
+        special=(0, "fill the context"),
+    ),
+    "filler": FILLERS,
+}
 _FOILS = 7
 # fact with key and value, question, answer prefix, what precedes the value
 _ENGLISH = ("The number of {key} is {value}.", " What is the number of {key}?", " The number of {key} is", " ")
 _CHINESE = ("{key}的编号是{value}。", "{key}的编号是多少？", "{key}的编号是", "")
-
-
-def _check(keys_total: int, questions: int, filler: str) -> None:
-    if filler not in FILLERS:
-        raise ContractError(f"lookalikes: filler={filler!r} is unknown. Allowed: {', '.join(FILLERS)}.")
-    if questions < 1:
-        raise ContractError(f"lookalikes: questions={questions} must be at least 1.")
-    if keys_total and not max(2, questions) <= keys_total:
-        raise ContractError(
-            f"lookalikes: keys_total={keys_total} is neither 0 (fill the context) nor at least 2 and at least"
-            f" questions={questions}."
-        )
 
 
 def lookalikes(
@@ -56,8 +54,7 @@ def lookalikes(
     filler: str,
 ) -> TaskItem:
     """One context of look-alike facts, of which ``questions`` are asked (spread over the depths)."""
-    make_key, make_value = maker(keys, "lookalikes: keys", _KEYS), maker(value, "lookalikes: value", _VALUES)
-    _check(keys_total, questions, filler)
+    make_key, make_value = maker(keys), maker(value)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "keys": keys, "value": value, "keys_total": keys_total, "questions": questions,
         "filler": filler,

@@ -10,15 +10,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, within
+from pytest_attnaccept.tasks.filler import ENGLISH_FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import NAMES, THINGS
 
-__all__ = ["DEFAULTS", "many_questions"]
+__all__ = ["DEFAULTS", "RANGES", "many_questions"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"pairs": 12, "questions": 8, "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "pairs": Range(low=4, high=len(NAMES)),
+    "questions": Range(low=2, high=lambda p: min(16, p["pairs"])),
+    "filler": ENGLISH_FILLERS,
+}
 _FOILS = 7
 
 
@@ -33,9 +39,6 @@ def many_questions(
     filler: str,
 ) -> TaskItem:
     """One context of ``pairs`` facts, ``questions`` of them asked in random order, the first one twice."""
-    within("many_questions", "pairs", pairs, 4, len(NAMES))
-    within("many_questions", "questions", questions, 2, min(16, pairs))
-    filler_of("many_questions", filler, chinese=False)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "pairs": pairs, "questions": questions, "filler": filler,
     }  # fmt: skip

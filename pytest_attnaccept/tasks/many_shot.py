@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, distinct, maker
 from pytest_attnaccept.tasks.words import THINGS
 
-__all__ = ["DEFAULTS", "many_shot"]
+__all__ = ["DEFAULTS", "RANGES", "many_shot"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"classes": 8, "questions": 3, "labels": "coined", "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "classes": Range(low=3, high=50),
+    "questions": Range(low=1, high=lambda p: p["classes"] // 2),
+    "labels": ("coined", "names"),
+    "filler": FILLERS,
+}
 _SHOTS = (
     "The {0} is on the table.", "Somebody lost a {0}.", "There is a {0} in the garden.", "A {0} was found here.",
     "This {0} is very old.", "The {0} is still here.",
@@ -38,10 +45,6 @@ def many_shot(
     filler: str,
 ) -> TaskItem:
     """One context of labelled examples of ``classes`` topics, ``questions`` of which are asked."""
-    one_of("many_shot", "labels", labels, ("coined", "names"))
-    within("many_shot", "classes", classes, 3, 50)
-    within("many_shot", "questions", questions, 1, classes // 2)
-    filler_of("many_shot", filler)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "classes": classes, "questions": questions, "labels": labels, "filler": filler,
     }  # fmt: skip
@@ -50,7 +53,7 @@ def many_shot(
         stream = Stream(seed, "many_shot", parameters, index)
         taken: set[str] = set()
         topics = stream.sample(THINGS, classes)
-        names = [distinct(stream, maker(labels, ""), taken, "many_shot") for _ in topics]
+        names = [distinct(stream, maker(labels), taken, "many_shot") for _ in topics]
         first = stream.shuffled(range(classes))  # every class is shown once before any comes again
         late = range(questions, classes)
         spans: dict[int, list[tuple[int, int]]] = {}

@@ -10,17 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
-from pytest_attnaccept.tasks.values import FORMS, distinct, maker
+from pytest_attnaccept.tasks.values import FORMS, distinct, maker, supply
 
-__all__ = ["DEFAULTS", "mqar"]
+__all__ = ["DEFAULTS", "RANGES", "mqar"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {
     "pairs": 16, "questions": 4, "keys": "names", "value": "word", "filler": "varied",
 }  # fmt: skip
+RANGES: Final[dict[str, Allowed]] = {
+    "keys": ("names", "coined"),
+    "value": ("word", "coined", "digits4"),
+    "pairs": Range(low=2, high=lambda p: min(256, supply(p["keys"]), supply(p["value"]))),
+    "questions": Range(low=1, high="pairs"),
+    "filler": FILLERS,
+}
 _FOILS = 7
 
 
@@ -37,11 +45,7 @@ def mqar(
     filler: str,
 ) -> TaskItem:
     """One context with ``pairs`` pairs and a gap, of which ``questions`` are asked."""
-    make_key = maker(keys, "mqar: keys", ("names", "coined"))
-    make_value = maker(value, "mqar: value", ("word", "coined", "digits4"))
-    within("mqar", "pairs", pairs, 2, 256)
-    within("mqar", "questions", questions, 1, pairs)
-    filler_of("mqar", filler)
+    make_key, make_value = maker(keys), maker(value)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "pairs": pairs, "questions": questions, "keys": keys, "value": value,
         "filler": filler,

@@ -11,16 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import distinct, maker
 from pytest_attnaccept.tasks.words import JOBS, NAMES
 
-__all__ = ["DEFAULTS", "multi_hop"]
+__all__ = ["DEFAULTS", "RANGES", "multi_hop"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"kind": "bridge", "hops": 2, "questions": 2, "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "kind": ("bridge", "comparison"),
+    "hops": Range(low=2, high=4),
+    "questions": Range(low=1, high=8),
+    "filler": FILLERS,
+}
 # Which link of a chain says what: person -> employer -> city -> country -> ruler.
 _LINKS = (
     "{0} works for {1} as a {job}.",
@@ -49,7 +56,7 @@ class _Chain:
 
 
 def _chain(stream: Stream, taken: set[str], links: int, years: list[int]) -> _Chain:
-    coined = [distinct(stream, maker("coined", ""), taken, "multi_hop").capitalize() for _ in range(links + 1)]
+    coined = [distinct(stream, maker("coined"), taken, "multi_hop").capitalize() for _ in range(links + 1)]
     person = f"{stream.pick(NAMES)} {coined[0]}"
     return _Chain(names=(person, *coined[1:]), job=stream.pick(JOBS), year=years.pop())
 
@@ -105,10 +112,6 @@ def multi_hop(
     filler: str,
 ) -> TaskItem:
     """One context of as many chains of documents as fit, ``questions`` of which are asked."""
-    one_of("multi_hop", "kind", kind, ("bridge", "comparison"))
-    within("multi_hop", "hops", hops, 2, 4)
-    within("multi_hop", "questions", questions, 1, 8)
-    filler_of("multi_hop", filler)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "kind": kind, "hops": hops, "questions": questions, "filler": filler,
     }  # fmt: skip

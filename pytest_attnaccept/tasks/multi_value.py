@@ -8,16 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, within
+from pytest_attnaccept.tasks.filler import ENGLISH_FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, distinct, maker
 from pytest_attnaccept.tasks.words import NAMES
 
-__all__ = ["DEFAULTS", "multi_value"]
+__all__ = ["DEFAULTS", "RANGES", "multi_value"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"keys": 3, "values": 3, "questions": 2, "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "keys": Range(low=2, high=len(NAMES)),
+    "values": Range(low=2, high=8),
+    "questions": Range(low=1, high="keys"),
+    "filler": ENGLISH_FILLERS,
+}
 
 
 def multi_value(
@@ -32,17 +39,13 @@ def multi_value(
     filler: str,
 ) -> TaskItem:
     """One context in which each of ``keys`` names has ``values`` numbers, anywhere; ``questions`` names are asked."""
-    within("multi_value", "keys", keys, 2, len(NAMES))
-    within("multi_value", "values", values, 2, 8)
-    within("multi_value", "questions", questions, 1, keys)
-    filler_of("multi_value", filler, chinese=False)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "keys": keys, "values": values, "questions": questions, "filler": filler,
     }  # fmt: skip
     stream = Stream(seed, "multi_value", parameters, index)
     taken: set[str] = set()
     names = stream.sample(NAMES, keys)
-    numbers = [[distinct(stream, maker("digits4", ""), taken, "multi_value") for _ in range(values)] for _ in names]
+    numbers = [[distinct(stream, maker("digits4"), taken, "multi_value") for _ in range(values)] for _ in names]
     facts = []
     for name, own in zip(names, numbers, strict=True):
         depths = sorted((i + stream.unit()) / values for i in range(values))

@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose, stratified_depths
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import NAMES
 
-__all__ = ["DEFAULTS", "needle"]
+__all__ = ["DEFAULTS", "RANGES", "needle"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"needles": 1, "digits": 4, "filler": "varied"}
 _FOILS = 4
 _NAMES_ZH = ("小红", "小明", "小丽", "小刚", "小芳", "小华", "小军", "小梅")
+RANGES: Final[dict[str, Allowed]] = {
+    "filler": FILLERS,
+    "needles": Range(low=1, high=lambda p: len(_NAMES_ZH if p["filler"] == "chinese" else NAMES)),
+    # As many values as needles and foils.
+    "digits": Range(low=lambda p: 1 if p["needles"] + _FOILS <= 10 else 2, high=64),
+}
 
 
 def _number(stream: Stream, digits: int, taken: set[str]) -> str:
@@ -51,12 +57,6 @@ def needle(
     """One context with ``needles`` pass keys of ``digits`` digits, each asked by one question."""
     chinese = filler == "chinese"
     names_known = _NAMES_ZH if chinese else NAMES
-    if not 1 <= needles <= len(names_known):
-        raise ContractError(f"needle: needles={needles} is outside 1..{len(names_known)}.")
-    if not 1 <= digits <= 64 or 10**digits < needles + _FOILS:
-        raise ContractError(f"needle: digits={digits} is outside 1..64, or too few values for {needles} needles.")
-    if filler not in FILLERS:
-        raise ContractError(f"needle: filler={filler!r} is unknown. Allowed: {', '.join(FILLERS)}.")
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "needles": needles, "digits": digits, "filler": filler,
     }  # fmt: skip

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose, stratified_depths
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, SHARES, distinct, maker
 
-__all__ = ["DEFAULTS", "passkey"]
+__all__ = ["DEFAULTS", "RANGES", "passkey"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"value": "digits7", "depth": -1.0, "filler": "varied"}
-_KINDS = ("word", "digits4", "digits7", "digits64", "uuid")
+RANGES: Final[dict[str, Allowed]] = {
+    "value": ("word", "digits4", "digits7", "digits64", "uuid"),
+    "depth": Range(low=0.0, high=1.0, special=(-1.0, "rotating")),
+    "filler": FILLERS,
+}
 _FOILS = 4
 # fact, question, answer prefix, what precedes the value, stop
 _ENGLISH = ("The pass key is", " What is the pass key?", " The pass key is", " ", ".")
@@ -30,11 +34,7 @@ def passkey(
     *, fit: Callable[[str], int], target_tokens: int, seed: int, index: int, value: str, depth: float, filler: str
 ) -> TaskItem:
     """One context with one pass key of the given kind."""
-    make = maker(value, "passkey: value", _KINDS)
-    if filler not in FILLERS:
-        raise ContractError(f"passkey: filler={filler!r} is unknown. Allowed: {', '.join(FILLERS)}.")
-    if depth != -1.0 and not 0.0 <= depth <= 1.0:
-        raise ContractError(f"passkey: depth={depth} is neither -1.0 (rotating) nor in 0..1.")
+    make = maker(value)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "value": value, "depth": depth, "filler": filler,
     }  # fmt: skip

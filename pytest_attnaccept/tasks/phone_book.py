@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.checking import filler_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.fitting import stratified_depths
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import MANY, Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, distinct, maker
 from pytest_attnaccept.tasks.words import NAMES
 
-__all__ = ["DEFAULTS", "phone_book"]
+__all__ = ["DEFAULTS", "RANGES", "phone_book"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"entries": 0, "questions": 2, "filler": "varied"}
+RANGES: Final[dict[str, Allowed]] = {
+    "questions": Range(low=1, high=16),
+    "entries": Range(low=lambda p: max(2, p["questions"]), high=MANY, special=(0, "as many as fit")),
+    "filler": FILLERS,
+}
 _FOILS = 7
 
 
@@ -24,12 +29,6 @@ def phone_book(
     *, fit: Callable[[str], int], target_tokens: int, seed: int, index: int, entries: int, questions: int, filler: str
 ) -> TaskItem:
     """One phone book of as many entries as fit (or exactly ``entries``), ``questions`` of them asked."""
-    within("phone_book", "questions", questions, 1, 16)
-    filler_of("phone_book", filler)
-    if entries and entries < max(2, questions):
-        raise ContractError(
-            f"phone_book: entries={entries} is neither 0 (as many as fit) nor at least 2 and questions."
-        )
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "entries": entries, "questions": questions, "filler": filler,
     }  # fmt: skip
@@ -40,10 +39,10 @@ def phone_book(
         asked = sorted({int(d * units) for d in stratified_depths(stream, questions, index)})
         asked = asked if len(asked) == questions else sorted(stream.sample(range(units), questions))
         people = sorted(
-            f"{distinct(stream, maker('coined', ''), taken, 'phone_book').capitalize()} {stream.pick(NAMES)}"
+            f"{distinct(stream, maker('coined'), taken, 'phone_book').capitalize()} {stream.pick(NAMES)}"
             for _ in range(units)
         )
-        book = [(person, distinct(stream, maker("digits7", ""), taken, "phone_book")) for person in people]
+        book = [(person, distinct(stream, maker("digits7"), taken, "phone_book")) for person in people]
         body, spans = "", []
         for person, number in book:
             start = len(body) + (1 if body else 0)

@@ -11,18 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import MANY, Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import CITIES, NAMES, THINGS
 
-__all__ = ["DEFAULTS", "stories"]
+__all__ = ["DEFAULTS", "RANGES", "stories"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {
     "ask": "where", "people": 4, "things": 4, "moves": 0, "questions": 3, "filler": "varied",
 }  # fmt: skip
-_ASKS = ("where", "before", "thing", "count", "list", "yesno")
+RANGES: Final[dict[str, Allowed]] = {
+    "ask": ("where", "before", "thing", "count", "list", "yesno"),
+    "people": Range(low=2, high=16),
+    "things": Range(low=2, high=16),
+    "moves": Range(low=0, high=MANY),
+    "questions": Range(low=1, high=lambda p: min(p["people"], p["things"])),
+    "filler": FILLERS,
+}
 _PLACES = CITIES[:8]
 
 
@@ -132,12 +140,6 @@ def stories(
     filler: str,
 ) -> TaskItem:
     """One story of as many events as fit (or exactly ``moves`` after everybody's arrival)."""
-    one_of("stories", "ask", ask, _ASKS)
-    within("stories", "people", people, 2, 16)
-    within("stories", "things", things, 2, 16)
-    within("stories", "moves", moves, 0, 100_000)
-    within("stories", "questions", questions, 1, min(people, things))
-    filler_of("stories", filler)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "ask": ask, "people": people, "things": things, "moves": moves,
         "questions": questions, "filler": filler,

@@ -13,16 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.tasks.filler import TAILS, filler_sentence
 from pytest_attnaccept.tasks.fitting import Supply, stretch
 from pytest_attnaccept.tasks.items import KeySpan, Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import ANIMALS, CITIES, COLORS, FOODS, JOBS, NAMES
 
-__all__ = ["DEFAULTS", "text"]
+__all__ = ["DEFAULTS", "RANGES", "text"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"people": 4, "questions": 2}
+RANGES: Final[dict[str, Allowed]] = {
+    "people": Range(low=1, high=len(COLORS)),
+    "questions": Range(low=0, high=100),
+}
 _FOILS = 4
 _FILLER_SHARE = 0.25  # share of sentences about nobody, so that people are not mentioned in every sentence
 _LISTS: Final[dict[str, tuple[str, ...]]] = {
@@ -150,10 +154,6 @@ def text(
     *, fit: Callable[[str], int], target_tokens: int, seed: int, index: int, people: int, questions: int
 ) -> TaskItem:
     """One document of ``target_tokens`` tokens (questions not included) about ``people`` people."""
-    if not 1 <= people <= len(COLORS):
-        raise ContractError(f"text: people={people} is outside 1..{len(COLORS)}.")
-    if questions < 0:
-        raise ContractError(f"text: questions={questions} is negative.")
     parameters: dict[str, Parameter] = {"target_tokens": target_tokens, "people": people, "questions": questions}
     stream = Stream(seed, "text", parameters, index)
     names = stream.sample(NAMES, people)

@@ -11,32 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.filler import FILLERS
+from pytest_attnaccept.tasks.filler import ENGLISH_FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, distinct, maker
 
-__all__ = ["DEFAULTS", "variable_chains"]
+__all__ = ["DEFAULTS", "RANGES", "variable_chains"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {
     "chains": 2, "hops": 3, "decoys": 4, "order": "ordered", "questions": 1, "filler": "varied",
 }  # fmt: skip
-_ORDERS = ("ordered", "shuffled")
-
-
-def _check(chains: int, hops: int, decoys: int, order: str, questions: int, filler: str) -> None:
-    if not 1 <= chains <= 4 or not 1 <= hops <= 8:
-        raise ContractError(f"variable_chains: chains={chains} is outside 1..4, or hops={hops} outside 1..8.")
-    if decoys < 0 or chains + decoys < 2:
-        raise ContractError("variable_chains: a single chain needs decoys >= 1, else every variable is an answer.")
-    if order not in _ORDERS:
-        raise ContractError(f"variable_chains: order={order!r} is unknown. Allowed: {', '.join(_ORDERS)}.")
-    if not 1 <= questions <= chains:
-        raise ContractError(f"variable_chains: questions={questions} is outside 1..chains ({chains}).")
-    if filler not in FILLERS or filler == "chinese":
-        raise ContractError(f"variable_chains: filler={filler!r} is unknown. Allowed: varied, repeat.")
+RANGES: Final[dict[str, Allowed]] = {
+    "chains": Range(low=1, high=4),
+    "hops": Range(low=1, high=8),
+    # Beside a single chain a decoy is needed, else every variable is an answer.
+    "decoys": Range(low=lambda p: 1 if p["chains"] == 1 else 0, high=10_000),
+    "order": ("ordered", "shuffled"),
+    "questions": Range(low=1, high="chains"),
+    "filler": ENGLISH_FILLERS,
+}
 
 
 def variable_chains(
@@ -53,14 +48,13 @@ def variable_chains(
     filler: str,
 ) -> TaskItem:
     """One context with ``chains`` chains of ``hops`` hand-overs each, of which ``questions`` are asked."""
-    _check(chains, hops, decoys, order, questions, filler)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "chains": chains, "hops": hops, "decoys": decoys, "order": order,
         "questions": questions, "filler": filler,
     }  # fmt: skip
     stream = Stream(seed, "variable_chains", parameters, index)
     taken: set[str] = set()
-    letters, number = maker("letters5", "variable_chains"), maker("digits5", "variable_chains")
+    letters, number = maker("letters5"), maker("digits5")
     members = [[distinct(stream, letters, taken, "variable_chains") for _ in range(hops + 1)] for _ in range(chains)]
     values = [distinct(stream, number, taken, "variable_chains") for _ in range(chains + decoys)]
     facts: list[Fact] = []

@@ -12,32 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.filler import FILLERS
+from pytest_attnaccept.tasks.filler import ENGLISH_FILLERS
 from pytest_attnaccept.tasks.fitting import Fact, compose
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.words import CITIES, NAMES
 
-__all__ = ["DEFAULTS", "variable_tracking"]
+__all__ = ["DEFAULTS", "RANGES", "variable_tracking"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {"chains": 4, "hops": 2, "questions": 4, "ask": "last", "filler": "varied"}
-
-
-def _check(chains: int, hops: int, questions: int, ask: str, filler: str) -> None:
-    if not 2 <= chains <= len(CITIES):
-        raise ContractError(f"variable_tracking: chains={chains} is outside 2..{len(CITIES)}.")
-    if hops < 0 or chains * (hops + 1) > len(NAMES):
-        raise ContractError(
-            f"variable_tracking: chains={chains} x (hops={hops} + 1) names are needed, {len(NAMES)} are known."
-        )
-    if ask not in ("last", "any"):
-        raise ContractError(f"variable_tracking: ask={ask!r} is unknown. Allowed: last, any.")
-    most = chains if ask == "last" else chains * (hops + 1)
-    if not 1 <= questions <= most:
-        raise ContractError(f"variable_tracking: questions={questions} is outside 1..{most} (ask={ask}).")
-    if filler not in FILLERS or filler == "chinese":
-        raise ContractError(f"variable_tracking: filler={filler!r} is unknown. Allowed: varied, repeat.")
+RANGES: Final[dict[str, Allowed]] = {
+    "chains": Range(low=2, high=len(CITIES)),
+    # Every member of every chain has a name of its own.
+    "hops": Range(low=0, high=lambda p: len(NAMES) // p["chains"] - 1),
+    "ask": ("last", "any"),
+    "questions": Range(low=1, high=lambda p: p["chains"] * (1 if p["ask"] == "last" else p["hops"] + 1)),
+    "filler": ENGLISH_FILLERS,
+}
 
 
 def _trail(chain: list[str], city: str, link: int) -> str:
@@ -59,7 +51,6 @@ def variable_tracking(
     filler: str,
 ) -> TaskItem:
     """One context with ``chains`` chains of ``hops`` references each, of which ``questions`` are asked."""
-    _check(chains, hops, questions, ask, filler)
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "chains": chains, "hops": hops, "questions": questions, "ask": ask,
         "filler": filler,

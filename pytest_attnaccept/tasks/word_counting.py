@@ -11,18 +11,27 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.tasks.checking import filler_of, one_of, within
+from pytest_attnaccept.tasks.filler import FILLERS
 from pytest_attnaccept.tasks.growing import Draft, grow
 from pytest_attnaccept.tasks.items import Parameter, Question, TaskItem, make_item
+from pytest_attnaccept.tasks.ranges import Allowed, Range
 from pytest_attnaccept.tasks.stream import Stream
 from pytest_attnaccept.tasks.values import FORMS, distinct, maker
 
-__all__ = ["DEFAULTS", "word_counting"]
+__all__ = ["DEFAULTS", "RANGES", "word_counting"]
 
 DEFAULTS: Final[dict[str, Parameter]] = {
     "kind": "common", "k": 5, "often": 6, "rarely": 1, "alpha": 2.0, "words": "coined", "filler": "varied",
 }  # fmt: skip
+RANGES: Final[dict[str, Allowed]] = {
+    "kind": ("common", "zeta"),
+    "words": ("coined", "word", "names"),
+    "k": Range(low=1, high=20),
+    "often": Range(low=2, high=10_000),
+    "rarely": Range(low=1, high=lambda p: p["often"] - 1),
+    "alpha": Range(low=1.0, high=4.0),
+    "filler": FILLERS,
+}
 _MASK, _RANKS, _VOCABULARY = "xxx", 3, 40
 _HEAD = "Here is a list of words:"
 
@@ -42,12 +51,6 @@ def word_counting(
     filler: str,
 ) -> TaskItem:
     """One context that is a list of words; the question asks for the most frequent ones."""
-    one_of("word_counting", "kind", kind, ("common", "zeta"))
-    one_of("word_counting", "words", words, ("coined", "word", "names"))
-    within("word_counting", "k", k, 1, 20)
-    filler_of("word_counting", filler)
-    if not 1 <= rarely < often or not 1.0 < alpha <= 4.0:
-        raise ContractError(f"word_counting: rarely={rarely} < often={often} and 1 < alpha={alpha} <= 4 are needed.")
     parameters: dict[str, Parameter] = {
         "target_tokens": target_tokens, "kind": kind, "k": k, "often": often, "rarely": rarely, "alpha": alpha,
         "words": words, "filler": filler,
@@ -56,7 +59,7 @@ def word_counting(
     def draft(units: int) -> Draft:
         stream = Stream(seed, "word_counting", parameters, index)
         taken: set[str] = set()
-        draw = maker(words, "word_counting: words")
+        draw = maker(words)
 
         def new() -> str:
             return distinct(stream, draw, taken, "word_counting")

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from pytest_attnaccept.errors import SchemaError, UnknownNameError, UsageError
-from pytest_attnaccept.profile_checks import _PARAMETERS, check_id
+from pytest_attnaccept.profile_checks import MOST_CONTEXTS, check_id
 from pytest_attnaccept.profiles import load_profile, parse_profile
 from pytest_attnaccept.protocol import StackEntry, not_gated_yet, required_depth
 from pytest_attnaccept.registry import Registry
@@ -147,21 +147,34 @@ def test_what_measures_nothing_is_refused(line):
         profile(f"checks:\n  {line}\n")
 
 
-def test_parameters_are_those_of_the_families():
-    """Names and types are written down where a profile is read, without what makes the items."""
-    for name, family in task_families().items():
-        listed = dict(entry.split(":") for entry in _PARAMETERS[name].split())
-        assert listed == {key: type(value).__name__ for key, value in family.defaults.items()}
-    assert tuple(_PARAMETERS) == tuple(task_families())
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{kv_recall: {pears: 3}}", "unknown parameter of kv_recall 'pears'. Did you mean 'pairs'"),
         ("{long: {family: passkey, values: uuid}}", "unknown parameter of passkey 'values'. Did you mean 'value'"),
         ("{kv_recall: {pairs: true}}", "pairs=True must be of type int"),
-        ("{kv_recall: {pairs: 3.5}}", "pairs=3.5 must be of type int"),
+        ("{kv_recall: {pairs: 3.5}}", "pairs=3.5 must be of type int in 2..64."),
+        ("{kv_recall: {pairs: 8.0}}", "pairs=8.0 must be of type int in 2..64. Did you mean 8?"),
+        ("{kv_recall: {pairs: '8'}}", "pairs='8' must be of type int in 2..64. Did you mean 8?"),
+        ("{kv_recall: {pairs: null}}", "pairs=None must be of type int"),
+        ("{kv_recall: {pairs: [8]}}", "pairs=[8] must be of type int"),
+        ("{kv_recall: {pairs: 0}}", "kv_recall: pairs=0 is outside 2..64. The nearest is 2."),
+        ("{kv_recall: {pairs: -3}}", "pairs=-3 is outside 2..64. The nearest is 2."),
+        ("{kv_recall: {pairs: 1000000000000}}", "pairs=1000000000000 is outside 2..64. The nearest is 64."),
+        (f"{{kv_recall: {{pairs: 1{'0' * 5000}}}}}", "(5003 characters) must be of type int"),
+        (f"{{kv_recall: {{pairs: 1{'0' * 300}}}}}", "(301 characters) is outside 2..64. The nearest is 64."),
+        ("{kv_recall: {questions: 9}}", "questions=9 is outside 1..8 (pairs=8). The nearest is 8."),
+        ("{kv_recall: {pairs: 3}}", "questions=4 (the default) is outside 1..3 (pairs=3). The nearest is 3."),
+        ("{kv_recall: {filler: chinese}}", "filler='chinese' is unknown. Allowed: varied, repeat."),
+        ("{mine: {family: json_dump, pairs: 1}}", "pairs=1 is neither 0 (as many as fit) nor in 2..100000"),
+        ("{passkey: {depth: .nan}}", "depth=nan is neither -1 (rotating) nor in 0..1."),
+        ("{passkey: {depth: .inf}}", "depth=inf is neither -1 (rotating) nor in 0..1. The nearest is 1."),
+        (
+            "{passkey: {value: digit7}}",
+            "is unknown. Allowed: word, digits4, digits7, digits64, uuid. Did you mean 'digits7'?",
+        ),
+        ("{text: {questions: 0}}", "text: questions=0 asks nothing"),
+        ("[{kv_recall: {pairs: 3}}]", "must be a list of names; parameters need a mapping"),
         ("{passkey: {value: 7}}", "value=7 must be of type str"),
         ("{passkey: {depth: deep}}", "depth='deep' must be of type float"),
         ("{passkey: {path: passkeys.jsonl}}", "unknown parameter of passkey 'path'"),
@@ -211,3 +224,30 @@ def test_unknown_names_get_a_suggestion():
 
 def test_ids_hold_only_what_ids_may_hold():
     assert check_id("benchmark", "Leaderboard|BBH/x y") == "benchmark-leaderboard-bbh-x-y"
+
+
+@pytest.mark.parametrize("value", ["0", "65", "-1", "'4'", "4.0", "true", "1000000000000"])
+def test_a_needle_is_asked_as_often_as_it_has_names(value):
+    allowed = profile("checks: {needle: {tiers: [1], questions_per_context: 64, depths: 100}}")
+    assert (
+        allowed.checks["needle"]["questions_per_context"]
+        == task_families()["needle"].ranges["needles"].bounds({"filler": "varied"})[1]
+    )
+    with pytest.raises(SchemaError, match=r"p\.yaml:6: questions_per_context: "):
+        profile(f"checks:\n  needle:\n    questions_per_context: {value}\n    tiers: [1]\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "needle: {tiers: [1], contexts: N}",
+        "needle: {tiers: [1], question_first: N}",
+        "long-range: {families: [mqar], contexts: N}",
+    ],
+)
+def test_more_contexts_than_anybody_measures_are_refused(line):
+    assert profile(f"checks: {{{line.replace('N', str(MOST_CONTEXTS))}}}")
+    with pytest.raises(
+        SchemaError, match=rf"p\.yaml:4: \w+: {MOST_CONTEXTS + 1} must be a whole number from 1 to {MOST_CONTEXTS}"
+    ):
+        profile(f"checks: {{{line.replace('N', str(MOST_CONTEXTS + 1))}}}")

@@ -231,7 +231,7 @@ def test_chinese_needle_is_chinese_and_fitted():
     [
         ("needle", {"needles": 0}, "needles=0 is outside"),
         ("needle", {"digits": 0}, "digits=0"),
-        ("needle", {"needles": 9, "digits": 1}, "too few values"),
+        ("needle", {"needles": 9, "digits": 1}, r"digits=1 is outside 2\.\.64"),
         ("needle", {"filler": "none"}, "Allowed: varied, repeat, chinese"),
         ("needle", {"needles": 2.0}, "must be of type int"),
         ("needle", {"needles": True}, "must be of type int"),
@@ -239,10 +239,10 @@ def test_chinese_needle_is_chinese_and_fitted():
         ("kv_recall", {"pairs": 4, "questions": 5}, "questions=5 is outside"),
         ("kv_recall", {"filler": "chinese"}, "Allowed: varied, repeat"),
         ("variable_tracking", {"chains": 1}, "chains=1"),
-        ("variable_tracking", {"chains": 30, "hops": 4}, "names are needed"),
+        ("variable_tracking", {"chains": 30, "hops": 4}, r"hops=4 is outside 0\.\.1 \(chains=30\)"),
         ("variable_tracking", {"ask": "first"}, "Allowed: last, any"),
         ("text", {"people": 0}, "people=0"),
-        ("text", {"questions": -1}, "negative"),
+        ("text", {"questions": -1}, "questions=-1 is outside 0"),
     ],
 )
 def test_impossible_parameters_are_refused_with_the_allowed_values(task, parameters, message):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_attnaccept import profile_checks
 from pytest_attnaccept.errors import ContractError, UnknownNameError
 from pytest_attnaccept.profiles import parse_profile
 from pytest_attnaccept.strict_yaml import load_text
@@ -34,8 +33,7 @@ def doors(tmp_path, monkeypatch):
         EntryPoint(name="doors", value="mytasks_of_docs:DOORS", group=families.GROUP),
         EntryPoint(name="function", value="mytasks_of_docs:doors", group=families.GROUP),
     ]
-    for module in (families, profile_checks):
-        monkeypatch.setattr(module, "entry_points", lambda group: points if group == families.GROUP else [])
+    monkeypatch.setattr(families, "entry_points", lambda group: points if group == families.GROUP else [])
     return "doors"
 
 

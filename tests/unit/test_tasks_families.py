@@ -11,7 +11,6 @@ from collections import Counter
 import pytest
 
 from pytest_attnaccept.errors import ContractError
-from pytest_attnaccept.profile_checks import FAMILIES
 from pytest_attnaccept.tasks import TaskItem, generate, task_families
 from pytest_attnaccept.tasks.items import Question
 from pytest_attnaccept.tasks.scoring import score_answer
@@ -272,8 +271,7 @@ IDS = [f"{task}-{'-'.join(map(str, parameters.values()))}" for task, parameters 
 
 
 def test_every_family_is_listed_and_has_a_solver():
-    assert tuple(task_families()) == FAMILIES
-    assert set(FAMILIES) == {"needle", "kv_recall", "variable_tracking", "text", *SOLVERS}
+    assert set(task_families()) == {"needle", "kv_recall", "variable_tracking", "text", *SOLVERS}
     assert {task for task, _ in CASES} == set(SOLVERS)
 
 
@@ -520,26 +518,26 @@ def test_seed_index_and_length_name_the_item(task):
     ("task", "parameters", "message"),
     [
         ("passkey", {"value": "digits8"}, "Allowed: word"),
-        ("passkey", {"depth": 1.5}, "neither -1.0"),
+        ("passkey", {"depth": 1.5}, r"depth=1\.5 is neither -1 \(rotating\) nor in 0\.\.1"),
         ("lookalikes", {"keys": "letters"}, "Allowed: coined"),
         ("lookalikes", {"keys": "names", "target": 2000}, "no unused value is left"),
         ("lookalikes", {"keys_total": 3, "questions": 4}, "keys_total=3"),
-        ("variable_chains", {"chains": 1, "decoys": 0}, "a single chain needs decoys"),
+        ("variable_chains", {"chains": 1, "decoys": 0}, r"decoys=0 is outside 1\.\.10000 \(chains=1, hops=3\)"),
         ("variable_chains", {"hops": 9}, "hops=9"),
         ("variable_chains", {"order": "random"}, "Allowed: ordered"),
         ("multi_value", {"values": 9}, r"values=9 is outside 2\.\.8"),
         ("many_questions", {"questions": 13}, r"questions=13 is outside 2\.\.12"),
         ("word_counting", {"kind": "rare"}, "Allowed: common, zeta"),
-        ("word_counting", {"often": 1}, "rarely=1 < often=1"),
+        ("word_counting", {"often": 1}, r"often=1 is outside 2\.\."),
         ("listops", {"values": 1}, "values=1"),
         ("listops", {"depth": 11}, "depth=11"),
         ("multi_hop", {"hops": 5}, r"hops=5 is outside 2\.\.4"),
         ("multi_hop", {"target": 60}, "too short"),
         ("json_dump", {"pairs": 1}, "pairs=1"),
         ("json_dump", {"by": "index"}, "Allowed: key"),
-        ("mqar", {"pairs": 300}, r"pairs=300 is outside 2\.\.256"),
-        ("copy_span", {"span": 4}, r"span=4 is outside 8\.\.512"),
-        ("copy_span", {"span": 100}, "no unused value"),
+        ("mqar", {"pairs": 300, "keys": "coined", "value": "coined"}, r"pairs=300 is outside 2\.\.256"),
+        ("copy_span", {"span": 4, "words": "coined"}, r"span=4 is outside 8\.\.512"),
+        ("copy_span", {"span": 100}, r"span=100 is outside 8\.\.\d\d \(words='word'\)"),
         ("phone_book", {"entries": 1}, "entries=1"),
         ("instructions", {"rules": 13}, r"rules=13 is outside 2\.\.12"),
         ("ledger", {"outputs": 2001}, r"outputs=2001 is outside 4\.\.2000"),
