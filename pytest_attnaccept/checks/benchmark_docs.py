@@ -207,4 +207,4 @@ def _equally_likely(row: Mapping[str, Any], *, by_length: bool) -> int:
         return 1
     lengths = [max(1, len(text.removeprefix(" "))) if by_length else 1 for text in choices]
     worths = [float(f[0]) / length for f, length in zip(found, lengths, strict=True)]
-    return sum(math.isclose(worth, max(worths), rel_tol=1e-12) for worth in worths)
+    return max(1, sum(math.isclose(worth, max(worths), rel_tol=1e-12) for worth in worths))  # NaN equals nothing

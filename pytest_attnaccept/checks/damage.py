@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_attnaccept.engines.draws import same_draws
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import memory_of, tensors_of
 from pytest_attnaccept.engines.through_cache import State, extend
@@ -102,8 +103,7 @@ def effect(side: Side, state: State, part: Part, ids: Tensor, expected: Tensor, 
         if not touched:
             return None
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # a candidate may draw; the run without damage drew the same
+            with same_draws():  # as the run without damage
                 seen = extend(side, state, ids, step=step)
         except (AttnAcceptError, RuntimeError, ValueError, TypeError, ArithmeticError):
             return torch.full((ids.shape[0],), torch.inf)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.damage import Effect, bypassed, effect, parts_of, unread
 from pytest_attnaccept.checks.model_slack import take_slack
 from pytest_attnaccept.checks.model_storage import Moment, moment
+from pytest_attnaccept.engines.draws import same_draws
 from pytest_attnaccept.engines.memory import left_behind
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.storage import layer_storage
@@ -46,8 +46,7 @@ def damage_effects(side: Side, row: Tensor, context: int, pattern: Pattern) -> d
     with side.running():
         state = prefill(side, row[:, :context], pattern)
         step = min(pattern.step, _TOKENS)  # one call where the model takes several tokens
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with same_draws():
             expected = extend(side, fork(side, state), ids, step=step)
         return {
             name: effect(side, fork(side, state), part, ids, expected, step)

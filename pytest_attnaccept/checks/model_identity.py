@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_data import context_tokens, documents
@@ -26,6 +25,7 @@ from pytest_attnaccept.checks.model_evidence import (
     soundness_fact,
 )
 from pytest_attnaccept.checks.model_params import Params
+from pytest_attnaccept.engines.draws import same_draws
 from pytest_attnaccept.engines.fingerprints import weights_digest
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, teacher_forced
@@ -167,8 +167,7 @@ def _least_change(session: ModelSession, row: Tensor) -> tuple[float, float]:
 def _all(side: Side, rows: Sequence[Tensor], context: int, pattern: Pattern) -> list[Tensor]:
     results: list[Tensor] = []
     for ids in rows:
-        with side.running(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a candidate that draws draws the same every time
+        with side.running(), same_draws():
             results.append(teacher_forced(side, ids, context, pattern))
     return results
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from pytest_attnaccept.checks.damage import WHOLE, Effect, Part, bypassed, effect, layers_of, parts_of, unread
 from pytest_attnaccept.checks.model_evidence import largest_difference, rounding_bound
 from pytest_attnaccept.checks.stack_memo import shared_key
+from pytest_attnaccept.engines.draws import same_draws
 from pytest_attnaccept.engines.memo import baseline_memo
 from pytest_attnaccept.engines.sides import Side
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, fork, prefill
@@ -117,8 +118,7 @@ def _bounds(session: ModelSession, logits: Tensor) -> tuple[float, float]:
 
 def _run(side: Side, state: State, fed: Tensor, step: int) -> Tensor:
     """Return the logits of `fed`, with the same random numbers every time (a candidate may draw)."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with same_draws():
         return extend(side, state, fed, step=step)
 
 
@@ -227,11 +227,8 @@ def _again(side: Side, state: State, ids: Tensor, *, forked: bool) -> Callable[[
     """Return what makes another cache of the same contexts, as the judged continuation got its own."""
 
     def made() -> State:
-        if forked:
-            return fork(side, state)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a candidate may draw: every one of these caches is the same one
-            return prefill(side, ids, state.pattern)
+        with same_draws():  # every one of these caches is the same one, also where a copy has to be filled again
+            return fork(side, state) if forked else prefill(side, ids, state.pattern)
 
     return made
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.model_bound import baseline_marks, marks_of
@@ -27,6 +26,7 @@ from pytest_attnaccept.checks.model_intact import Snapshot, changes, snapshot
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.checks.model_sides import build_side, with_model
 from pytest_attnaccept.engines.calls import NonFiniteError
+from pytest_attnaccept.engines.draws import same_draws
 from pytest_attnaccept.engines.fingerprints import weights_digest
 from pytest_attnaccept.engines.loading import resolve_dtype
 from pytest_attnaccept.engines.memo import baseline_memo
@@ -154,8 +154,7 @@ class ModelSession:
         wanted = Params(check=check_id, given=given)
         baseline_memo.begin()
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)  # for candidates that draw; restored afterwards
+            with same_draws(self.seed):
                 measured = self._run(function, wanted)
         except NonFiniteError as error:
             measured = Measured(refusals=(self._not_finite(error),))

@@ -5,6 +5,7 @@ One pass serves both checks of a session, so the second one costs nothing.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -196,8 +197,8 @@ def _log_probabilities(session: ModelSession, side: Side, rows: Tensor, context:
 
 
 def _letters(text: str) -> str:
-    """Return `text` without white space, which tokenizers tidy up."""
-    return "".join(text.split())
+    """Return `text` without what tokenizers may tidy up: white space, and characters that stand for others (NFKC)."""
+    return "".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _other_tokens(session: ModelSession, row: Tensor, context: int, pattern: Pattern) -> Tensor:
@@ -206,10 +207,8 @@ def _other_tokens(session: ModelSession, row: Tensor, context: int, pattern: Pat
     head = to_row(
         theirs, encode(theirs.tokenizer, ours.tokenizer.decode(row[0, len(ours.prefix_ids) : context].tolist()))
     )
-    tail = torch.tensor(
-        [encode(theirs.tokenizer, ours.tokenizer.decode(row[0, context:].tolist()))], device=head.device
-    )
     text = ours.tokenizer.decode(row[0, context:].tolist())
+    tail = torch.tensor([encode(theirs.tokenizer, text)], device=head.device)
     if _letters(theirs.tokenizer.decode(tail[0].tolist())) != _letters(text):
         raise CandidateError(
             "the candidate's tokenizer does not give back the text that it encodes (unknown or dropped words): what it predicts"

@@ -355,6 +355,13 @@ class Draws(PolicyLayer):
         return super().update(key_states, value_states * noise, *args, **kwargs)
 
 
+class DrawsUncopied(Draws):
+    """A copy has to be filled again, and then draws again."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("not copied")
+
+
 class Inference(PolicyLayer):
     """Everything is made in inference mode."""
 
@@ -363,7 +370,9 @@ class Inference(PolicyLayer):
             return super().update(*args, **kwargs)
 
 
-@pytest.mark.parametrize(("layer", "member"), [(WithTable, KV8), (Views, HALF), (Draws, KV8), (Inference, KV8)])
+@pytest.mark.parametrize(
+    ("layer", "member"), [(WithTable, KV8), (Views, HALF), (Draws, KV8), (DrawsUncopied, KV8), (Inference, KV8)]
+)
 def test_honest_caches_are_not_accused(toy, layer, member, monkeypatch):
     monkeypatch.setattr(model_read, "_ONE_IN", 1)
     before = TABLE.clone()
@@ -467,6 +476,18 @@ def test_a_tokenizer_that_loses_text_predicts_an_easier_one(toy):
     around = Candidate(toy.model, cache=caches(toy), tokenizer=unknown)
     with opened(toy, around) as session, pytest.raises(CandidateError, match="does not give back the text"):
         session.measure("perplexity", TEXT)
+
+
+def test_a_tokenizer_that_writes_characters_in_another_way_loses_nothing(toy):
+    """Some normalize (NFKC): a ligature comes back as its letters, another width of a letter as the letter."""
+    wide = {ord(c): 0xFEE0 + ord(c) for c in "abcdefghijklmnopqrstuvwxyz"}
+    words = {**toy.tokenizer.get_vocab(), "another": 999}
+    other = Reads(
+        toy.tokenizer, get_vocab=lambda: words, decode=lambda ids: toy.tokenizer.decode(ids).translate(wide),
+        backend_tokenizer=None,
+    )  # fmt: skip
+    with opened(toy, Candidate(toy.model, cache=caches(toy), tokenizer=other)) as session:
+        assert session.measure("perplexity", TEXT).gates
 
 
 @pytest.mark.parametrize(("place", "name", "made"), PLACES)
