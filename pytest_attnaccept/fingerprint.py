@@ -17,7 +17,8 @@ from typing import Any
 
 __all__ = ["accelerators", "candidate_digest", "digest_file", "digest_of", "is_bound_to_source", "package_versions"]
 
-_PACKAGES = ("pytest-attnaccept", "torch", "transformers", "kvpress", "numpy", "scipy")
+# lm-eval holds the prompts and filters of its tasks, datasets what is read for them.
+_PACKAGES = ("pytest-attnaccept", "torch", "transformers", "kvpress", "numpy", "scipy", "lm-eval", "datasets")
 
 
 def digest_of(value: object) -> str:

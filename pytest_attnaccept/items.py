@@ -14,9 +14,10 @@ from pytest_attnaccept.fingerprint import accelerators, digest_of, digest_tree, 
 from pytest_attnaccept.limits import Limit
 from pytest_attnaccept.matrix import PlannedItem
 from pytest_attnaccept.options import Options
+from pytest_attnaccept.profile_checks import foreign_modules
 from pytest_attnaccept.profiles import Profile, data_dir, load_profile
 from pytest_attnaccept.protocol import Requirement, StackEntry, required_depth, stack_kind
-from pytest_attnaccept.sources import digests_of, installed_versions, source_closure
+from pytest_attnaccept.sources import digests_of, installed_versions, module_files, source_closure
 from pytest_attnaccept.taxonomy import Surface
 
 __all__ = ["ItemSpec", "restated", "spec_of_logs", "specs_of_test"]
@@ -66,7 +67,12 @@ def specs_of_test(
     kind = stack_kind(stack)
     text = " + ".join(e.label for e in stack)
     top = root if root is not None else source.parent
-    sources = source_closure(source, top)
+    # What applies a method, and families of other packages, are named by text: no import of the project leads there.
+    named = [
+        *(e.method.applies.partition(":")[0] for e in stack),
+        *foreign_modules(profile.checks.get("long-range", {})),
+    ]
+    sources = source_closure(source, top, module_files(named, source))
     context = {
         "profile": profile.digest(),
         "base": (base or profile).digest(),

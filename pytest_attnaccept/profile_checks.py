@@ -15,17 +15,19 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from pytest_attnaccept.errors import ContractError, UnknownNameError
-from pytest_attnaccept.fingerprint import digest_tree
+from pytest_attnaccept.fingerprint import digest_file, digest_of, digest_tree
 from pytest_attnaccept.strict_yaml import Node
 
-__all__ = ["MOST_CONTEXTS", "check_id", "parse_benchmark", "parse_long_range"]
+__all__ = ["MOST_CONTEXTS", "check_id", "foreign_modules", "parse_benchmark", "parse_long_range"]
 
 HUB = "hub:"
 MOST_CONTEXTS = 100_000  # policy: a hundred times what the strictest shipped profile asks
 _LONG_RANGE = ("families", "tiers", "contexts", "score", "patterns")
+_LONGEST_PATH = 1024  # longer words are no paths, and the system refuses to look for them
 _SCORES = ("generated", "teacher_forced", "choice")
 _BENCHMARK = ("tasks", "include_path", "limit", "num_fewshot", "run_code", "metric", "chance")
 _PATTERN = re.compile(r"one-shot|token|chunk-[1-9]\d*")
@@ -57,6 +59,14 @@ def parse_long_range(node: Node) -> dict[str, object]:
         raise node.error(f"patterns: {patterns!r} must be a list of one-shot, token or chunk-N", "patterns")
     result["patterns"] = list(patterns)
     return result
+
+
+def foreign_modules(long_range: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the modules of the families that other packages offer: their code decides what is asked."""
+    families = long_range.get("families")
+    asked = {str(entry["family"]) for entry in families.values()} if isinstance(families, Mapping) else set()
+    points = entry_points(group="pytest_attnaccept.tasks") if asked else ()
+    return tuple(sorted({str(point.value).partition(":")[0] for point in points if point.name in asked}))
 
 
 def _families(node: Node) -> dict[str, dict[str, object]]:
@@ -178,5 +188,15 @@ def parse_benchmark(node: Node) -> dict[str, object]:
         result["chance"] = chance
     if "include_path" in node:
         found = _file(node, "include_path", node["include_path"])
-        result.update({"include_path": found["path"], "content": found["content"]})
+        read = _named_files(Path(str(found["path"])))
+        result.update({"include_path": found["path"], "content": digest_of([found["content"], read])})
     return result
+
+
+def _named_files(folder: Path) -> dict[str, str]:
+    """Return the digest of every file that a YAML task of `folder` names by its path: what a task reads is part of the plan."""
+    texts = [p.read_text(encoding="utf-8", errors="replace") for p in sorted(folder.rglob("*.y*ml"))]
+    words = {word for text in texts for word in re.findall(r"[^\s'\"{}\[\],]+", text) if "/" in word or "." in word}
+    return {
+        word: digest_file(Path(word)) for word in sorted(words) if len(word) < _LONGEST_PATH and Path(word).is_file()
+    }

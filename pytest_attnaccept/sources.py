@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from pytest_attnaccept.fingerprint import digest_file
 
-__all__ = ["digests_of", "installed_versions", "source_closure"]
+__all__ = ["digests_of", "installed_versions", "module_files", "source_closure"]
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -27,10 +28,10 @@ def digests_of(files: Iterable[Path], root: Path) -> dict[str, str]:
     return {_name(path, root): digest_file(path) for path in files}
 
 
-def source_closure(source: Path, root: Path) -> tuple[Path, ...]:
-    """Return `source`, the conftest files that act on it, and the project files that these import, sorted."""
+def source_closure(source: Path, root: Path, also: Iterable[Path] = ()) -> tuple[Path, ...]:
+    """Return `source`, the conftest files that act on it, `also`, and the project files that these import, sorted."""
     folders = [p for p in source.parents if p == root or root in p.parents]
-    waiting = [source, *(p / "conftest.py" for p in folders)]
+    waiting = [source, *(p / "conftest.py" for p in folders), *also]
     seen: dict[Path, None] = {}
     while waiting:
         path = waiting.pop()
@@ -40,6 +41,24 @@ def source_closure(source: Path, root: Path) -> tuple[Path, ...]:
         if path.suffix == ".py":
             waiting.extend(_imports(path))
     return tuple(sorted(seen))
+
+
+def module_files(names: Iterable[str], source: Path) -> tuple[Path, ...]:
+    """Return the files of modules that only text names (``Method.applies``, an entry point), which no import shows.
+
+    Of an installed package every file, because its version need not change with its code; nothing is imported.
+    """
+    found: dict[Path, None] = {}
+    for name in names:
+        path = _absolute(source, name) if name else None
+        if path is None:
+            continue
+        folder = path.parent
+        while (folder.parent / "__init__.py").is_file():
+            folder = folder.parent
+        whole = not _is_project(path) and (folder / "__init__.py").is_file()
+        found.update(dict.fromkeys(sorted(folder.rglob("*.py")) if whole else [path]))
+    return tuple(found)
 
 
 def installed_versions(files: Iterable[Path]) -> dict[str, str]:
@@ -121,7 +140,22 @@ def _absolute(path: Path, name: str) -> Path | None:
         found = _module_file(Path(entry or "."), name)
         if found is not None:
             return found.resolve()
-    return None
+    return _found_by_hook(name)
+
+
+def _found_by_hook(name: str) -> Path | None:
+    """Return the file of a module that no folder of ``sys.path`` holds (an editable install); only looked for, not imported."""
+    top, _, rest = name.partition(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if rest:
+        found = (_module_file(Path(folder), rest) for folder in spec.submodule_search_locations or ())
+        return next((path for path in found if path is not None), None)
+    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
 
 
 def _module_file(folder: Path, name: str) -> Path | None:

@@ -135,6 +135,31 @@ def test_changed_module_that_the_test_imports_is_stale(project: Project) -> None
     stale(project)
 
 
+OWN_METHOD = """
+def pytest_attnaccept_register(registry):
+    from pytest_attnaccept import Kind, Knob, Layer, Method, Surface
+    registry.method(Method(name="mykv", kind=Kind.APPROXIMATE, layer=Layer.CONTENT, surface=Surface.MODEL, note="mine",
+                           applies="mykv_impl:apply"))
+"""
+
+
+def test_changed_code_of_a_method_of_ones_own_is_measured_again(project: Project) -> None:
+    """Only the text of ``applies`` leads to it, and no import of the test."""
+    conftest = (project.path / "conftest.py").read_text(encoding="utf-8")
+    project.file("conftest.py", conftest + OWN_METHOD)
+    project.file("mykv_impl.py", "import mykv_deep\n")
+    project.file("mykv_deep.py", "KEEP = 0.5\n")
+    project.file("test_gate.py", H2O.replace('"h2o", kv_budget=0.25', '"mykv"'))
+    project.pytester.syspathinsert()
+    assert project.run(GATE).ret == 0
+    out = project.run(GATE, "--accept-resume")
+    first = len(out.records)
+    assert (out.ret, set(out.tally)) == (0, {"PASS"})
+    project.file("mykv_deep.py", "KEEP = 0.01\n")
+    out = project.run(GATE, "--accept-resume")
+    assert len(out.records) == 2 * first
+
+
 def test_changed_weights_of_a_cell_are_stale(project: Project) -> None:
     project.file("test_gate.py", H2O)
     project.script(footprint="engine", weights="w1")

@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 
+from pytest_attnaccept import profile_checks
 from pytest_attnaccept.errors import SchemaError, UnknownNameError, UsageError
 from pytest_attnaccept.profile_checks import MOST_CONTEXTS, check_id
 from pytest_attnaccept.profiles import load_profile, parse_profile
@@ -251,3 +252,27 @@ def test_more_contexts_than_anybody_measures_are_refused(line):
         SchemaError, match=rf"p\.yaml:4: \w+: {MOST_CONTEXTS + 1} must be a whole number from 1 to {MOST_CONTEXTS}"
     ):
         profile(f"checks: {{{line.replace('N', str(MOST_CONTEXTS + 1))}}}")
+
+
+def test_another_data_file_of_a_task_is_another_plan(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    data = tmp_path / "facts.jsonl"
+    data.write_text("{}\n", encoding="utf-8")
+    task = f"task: a\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ndoc_to_text: 'x. y/z {{{{a}}}}.'\n"
+    (tmp_path / "tasks" / "a.yaml").write_text(task, encoding="utf-8")
+    text = "checks:\n  benchmark: {tasks: [a], include_path: tasks}\n"
+    before = depth(text, folder=tmp_path)["benchmark-a"]
+    assert depth(text, folder=tmp_path)["benchmark-a"] == before
+    data.write_text('{"harder": true}\n', encoding="utf-8")
+    assert depth(text, folder=tmp_path)["benchmark-a"]["content"] != before["content"]
+
+
+def test_families_of_other_packages_name_the_module_that_makes_them(monkeypatch):
+    class Point:
+        name, value = "doors", "mytasks.house:DOORS"
+
+    monkeypatch.setattr(profile_checks, "entry_points", lambda group: [Point])
+    asked = {"families": {"kv_recall": {"family": "kv_recall"}, "mine": {"family": "doors"}}}
+    assert profile_checks.foreign_modules(asked) == ("mytasks.house",)
+    assert profile_checks.foreign_modules({"families": {"kv_recall": {"family": "kv_recall"}}}) == ()
+    assert profile_checks.foreign_modules({}) == ()

@@ -1,11 +1,12 @@
 """Which project files evidence depends on."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_attnaccept.sources import digests_of, installed_versions, source_closure
+from pytest_attnaccept.sources import digests_of, installed_versions, module_files, source_closure
 
 
 def write(root: Path, **files: str) -> None:
@@ -83,3 +84,46 @@ def test_every_import_of_this_file_is_left_out_when_installed() -> None:
     assert here in found
     assert not any("site-packages" in p.parts for p in found)
     assert not any(p.is_relative_to(sys.base_prefix) for p in found)
+
+
+def test_modules_that_only_text_names_are_found_without_importing_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "mykv/__init__.py",
+        "mykv/accept.py",
+        "site-packages/whole/__init__.py",
+        "site-packages/whole/deep/code.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit\n", encoding="utf-8")
+    (tmp_path / "site-packages/whole/deep/__init__.py").write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    found = module_files(
+        ["mykv.accept", "whole.deep", "", "nowhere.at.all", "pytest_attnaccept.methods"], tmp_path / "a.py"
+    )
+    shown = {p.relative_to(tmp_path).as_posix() for p in found}
+    inside = {"__init__.py", "deep/__init__.py", "deep/code.py"}
+    assert shown == {"mykv/accept.py", *(f"site-packages/whole/{name}" for name in inside)}
+    assert "mykv" not in sys.modules
+
+
+def test_modules_that_an_import_hook_finds_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an editable install of a flat folder leaves behind: no folder of the path holds the package."""
+    package = tmp_path / "elsewhere" / "flat_kv"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "cache.py"):
+        (package / name).write_text("", encoding="utf-8")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> object:
+            if name != "flat_kv":
+                return None
+            place = package / "__init__.py"
+            return importlib.util.spec_from_file_location(name, place, submodule_search_locations=[str(package)])
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    (tmp_path / "test_a.py").write_text("def test():\n    from flat_kv.cache import Cache\n", encoding="utf-8")
+    assert names(tmp_path, "test_a.py") == {"test_a.py", "elsewhere/flat_kv/__init__.py", "elsewhere/flat_kv/cache.py"}
