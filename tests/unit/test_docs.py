@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pytest_attnaccept.__main__ import main
 from pytest_attnaccept.profiles import parse_profile
@@ -46,6 +47,12 @@ def test_links_lead_somewhere(page):
 def test_python_can_be_read(page):
     for text in blocks(page, "python"):
         ast.parse(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_yaml_can_be_read(page):
+    for text in blocks(page, "yaml"):
+        assert yaml.safe_load(text)
 
 
 def yaml_files() -> list[tuple[str, str]]:
