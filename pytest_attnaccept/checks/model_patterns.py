@@ -5,7 +5,8 @@ Positions
 1. Screening compares the NLL of a pattern's continuation or answers with the baseline's in the same pattern. It decides
    what is measured, never a verdict: the gate uses other documents, so the choice cannot make it look worse or better.
 2. Patterns agree when they differ by no more than the baseline's own patterns do. Then the first one is gated.
-3. A batch that the candidate refuses is reported: an error is no wrong answer. Padded rows are not asked of evictions:
+3. A batch that the candidate refuses is reported: an error is no wrong answer. A cache that cannot be copied is no warm
+   prefix of another request, and has to be none. Padded rows are not asked of evictions:
    which of their entries a padding mask belongs to is declared by nobody.
 """
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from pytest_attnaccept.checks.model_params import Params
 from pytest_attnaccept.engines.calls import NonFiniteError
 from pytest_attnaccept.engines.sides import Side
+from pytest_attnaccept.engines.through_cache import CopyError
 from pytest_attnaccept.errors import CandidateError, EngineError
 from pytest_attnaccept.measurement import Fact
 
@@ -109,13 +111,15 @@ def _screened(session: ModelSession, given: Params, names: tuple[str, ...], coun
             # Padded rows are shorter, which is another text.
             if number == 0 or name in PADDED:
                 reference = mean_nll(session.baseline, name, fresh)
-        except (EngineError, NonFiniteError) as error:
+        except (EngineError, NonFiniteError, CopyError) as error:
             skipped[name] = f"the baseline cannot be called so: {error}"
             continue
         if name not in PADDED:
             floor = max(floor, 2 * abs(reference - base))
         try:
             losses[name] = mean_nll(session.candidate, name, fresh) - reference
+        except CopyError as error:
+            skipped[name] = f"not asked: {error}"
         except CandidateError as error:
             if not name.startswith("batch"):
                 raise

@@ -24,6 +24,7 @@ from pytest_attnaccept.errors import CandidateError, ContractError
 __all__ = [
     *(
         "PATTERNS",
+        "CopyError",
         "Pattern",
         "State",
         "extend",
@@ -44,6 +45,10 @@ PATTERNS = (
 # The functions as they were before any candidate was built: greedy decoding runs while a candidate's context is active.
 _argmax, _deepcopy = torch.argmax, copy.deepcopy
 _ROWS = 4  # rows of a batch where batches are the point
+
+
+class CopyError(CandidateError):
+    """A call pattern that continues a copy of a cache was asked of one that cannot be copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +212,7 @@ def fork(side: Side, state: State) -> State:
         if not any(t.untyped_storage().data_ptr() in mine for t in tensors_of(cache) if t.numel()):
             return replace(state, cache=cache)
     if state.pattern.warm or state.pattern.padding:
-        raise CandidateError(
+        raise CopyError(
             f"the cache of the {side.name} cannot be copied (a copy fails or shares storage), which {state.pattern.name} needs"
         )
     again = prefill(side, state.source[:, : state.filled], state.pattern)
