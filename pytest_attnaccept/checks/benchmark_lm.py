@@ -177,7 +177,9 @@ class CacheLM(LM):  # type: ignore[misc]
             target = torch.tensor([wanted], device=state.source.device)
             logits = first[None]
             if len(wanted) > 1:
-                more = extend(self._side, fork(self._side, state), target[:, :-1], step=1)
+                copy = fork(self._side, state)
+                note_stored(self._session, self._side, copy)
+                more = extend(self._side, copy, target[:, :-1], step=1)
                 logits = torch.cat([logits, more[0]])
             chosen = _log_softmax(logits.double(), dim=-1).gather(1, target[0][:, None])
             results.append((float(chosen.sum()), bool((first_choice(logits) == target[0]).all())))

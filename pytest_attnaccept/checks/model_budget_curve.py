@@ -20,6 +20,7 @@ from pytest_attnaccept.checks.curve_points import Point, cliff, plan_of, point_t
 from pytest_attnaccept.checks.model_budgets import stored_share
 from pytest_attnaccept.checks.model_data import context_tokens, encode, to_row
 from pytest_attnaccept.checks.model_evidence import not_evidence, soundness_fact
+from pytest_attnaccept.checks.model_held import most_entries
 from pytest_attnaccept.checks.model_needle import DEFAULTS as NEEDLE
 from pytest_attnaccept.checks.model_needle import needle_items
 from pytest_attnaccept.checks.model_params import Params
@@ -131,10 +132,10 @@ def _not_followed(
         side = None if point.at == own else session.at_budget(point.at, length)
         if side is None:
             continue
-        held = stored_share(session, side, row)
+        held = max(stored_share(session, side, row), most_entries(session, side) / row.shape[1])
         # A number of entries is a share of the whole length; the row is that without question and answer.
         if held * row.shape[1] > point.at * length + _ENTRIES:
-            words = f"asked for {point.label}, the candidate stores {held:.3g} of the context: the curve is not one of budgets"
+            words = f"asked for {point.label}, the candidate stores {held:.3g} of a context: the curve is not one of budgets"
             return (Refusal(verdict=Verdict.INVALID, reason=words),)
     return ()
 

@@ -5,6 +5,8 @@ Every quality check asks here, so none of them can pass a candidate that never r
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Soundness",
+    "drawn",
     "indistinguishable",
     "largest_difference",
     "longest_context",
@@ -39,6 +42,9 @@ ROUNDING_ORIGIN = "measured: 14 times the cached/uncached difference in float32;
 # measured with int8 activations: 0.11 at logits up to 15 (torchao, an embedded model), 2.6 at logits up to 34 (SmolLM2, where
 # the method itself changes 4.2); a wrong mask or position changes the logits by half of their size and more
 _FLIPS = 0.15
+# measured: the largest differences of two pairs of draws (stochastic rounding, random eviction) differ by less than three times
+_DRAWS = 4.0
+_SAME_WAY = 0.5  # derived: the cosine of two steps between three independent draws is -1/2, of a steady growth it is 1
 _TOO_LATE = "; what acts when its context is left comes after the questions: prefill_context= is left before them"
 TOKEN_ONLY = "token only"  # key of the session's memo: why the candidate takes one token per call
 Soundness = tuple[int | None, float, float]
@@ -57,6 +63,18 @@ def rounding_bound(logits: Tensor) -> float:
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return max |a - b| as a float; NaN stays NaN."""
     return float((a.float() - b.float()).abs().max())
+
+
+def drawn(runs: Sequence[Tensor]) -> float:
+    """Return how far logits may differ because a candidate draws from a generator of its own; 0 where it does not.
+
+    `runs`: the logits of three equal calls, one after the other. No two draws are equal, so the smallest difference counts (what
+    changes with every second run is no draw), and none goes on from the one before, as what adds up does.
+    """
+    first, second = ((later - earlier).flatten().double() for earlier, later in itertools.pairwise(runs))
+    if float(first @ second) > _SAME_WAY * float(first.norm() * second.norm()):
+        return 0.0
+    return _DRAWS * min(largest_difference(a, b) for a, b in itertools.combinations(runs, 2))
 
 
 def indistinguishable(session: ModelSession, base: Tensor, cand: Tensor) -> bool:

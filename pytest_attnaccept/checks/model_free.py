@@ -80,6 +80,7 @@ def continued(
                 session, side, state, ids[:, : context - 1], ids[:, context - 1 : -1], step=how.step, forked=False
             )
             other = fork(side, state)
+            note_stored(session, side, other)
             logits = extend(side, state, ids[:, context - 1 : -1]).double()
             made += greedy(side, other, free).tolist()
         target = ids[:, context:].to(logits.device)

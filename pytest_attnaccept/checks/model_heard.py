@@ -81,7 +81,11 @@ def hear(
                 note_stored(session, side, copy)  # a copy is what is continued, so it is what has to be small
                 step = _step(state, each.prompt)
                 note_read(session, side, state, rows, each.prompt, step=step, forked=True)
-            heard.append(_one(side, copy, each, to_the_end=to_the_end))
+            logits = extend(side, copy, each.prompt, step=_step(state, each.prompt))[:, -1:]
+            free = fork(side, copy)
+            if number == turn:
+                note_stored(session, side, free)  # what is generated from is a copy of the copy
+            heard.append(_one(side, copy, free, logits, each, to_the_end=to_the_end))
     return heard
 
 
@@ -90,9 +94,8 @@ def _step(state: State, prompt: Tensor) -> int:
     return int(prompt.shape[1]) if state.pattern.multi else 1
 
 
-def _one(side: Side, state: State, asked: Asked, *, to_the_end: bool) -> Heard:
-    logits = extend(side, state, asked.prompt, step=_step(state, asked.prompt))[:, -1:]
-    free = fork(side, state)
+def _one(side: Side, state: State, free: State, logits: Tensor, asked: Asked, *, to_the_end: bool) -> Heard:
+    """Score the answer behind `state`, whose last `logits` are (batch, 1, vocab), and generate from its copy `free`."""
     if asked.target.shape[1] > 1:
         logits = torch.cat([logits, extend(side, state, asked.target[:, :-1], step=1)], dim=1)
     forced = bool((first_choice(logits) == asked.target).all())

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pytest_attnaccept.checks.model_read import forget_read, not_read_where_judged, note_read, turn_of
+from pytest_attnaccept.checks.model_read import at_other_budget, forget_read, not_read_where_judged, note_read, turn_of
 from pytest_attnaccept.checks.model_storage import Moment, gates_of, moment, unreadable
 from pytest_attnaccept.engines.sides import Side
-from pytest_attnaccept.engines.storage import LayerStorage
+from pytest_attnaccept.engines.storage import LayerStorage, layer_storage
 from pytest_attnaccept.engines.through_cache import Pattern, State, extend, parse_pattern, prefill
 from pytest_attnaccept.errors import ContractError
 from pytest_attnaccept.measurement import Refusal
@@ -23,18 +23,22 @@ from pytest_attnaccept.taxonomy import Verdict
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["continued_text", "forget_stored", "note_stored", "stored_too_much"]
+__all__ = ["continued_text", "forget_stored", "most_entries", "note_stored", "stored_too_much"]
 
-_HELD, _PLAIN = "held", "held by the baseline"  # keys of the session's memo
+_HELD, _PLAIN, _OTHERS = "held", "held by the baseline", "held at other budgets"  # keys of the session's memo
 _ENTRIES, _BYTES, _FEWEST = range(3)  # which extremes are kept: the most entries, the most bytes, the fewest bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """The most or the least that a cache held after contexts of one length in one pattern, and one of these contexts."""
+    """The most or the least that a cache held after contexts of one length in one pattern, and one of these contexts.
+
+    `context`: how many of the tokens are the context; what follows it may be kept whole.
+    """
 
     moment: Moment
     ids: Tensor
+    context: int
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -50,20 +54,40 @@ def forget_stored(session: ModelSession) -> None:
 
 
 def note_stored(session: ModelSession, side: Side, state: State) -> None:
-    """Remember what the candidate holds after a context; judged later, outside of what surrounds its calls.
+    """Remember what the candidate holds after a context, or after a question to it; judged later, outside of its calls.
 
     Padded rows are left out: entries of padding belong to nobody's budget.
     """
-    if side is not session.candidate or not session.claim.about_kv or state.pattern.padding:
+    if not session.claim.about_kv or state.pattern.padding:
+        return
+    if side is not session.candidate:
+        if at_other_budget(session, side):
+            _note_entries(session, side, state)
         return
     rows = int(state.source.shape[0])
-    found = moment(side, state, f"after a context of {state.seen} tokens", rows=rows)
-    here = _Held(moment=found, ids=state.source[:1])
+    context = state.filled or state.seen
+    asked = f" and {state.seen - context} more" if state.seen > context else ""
+    found = moment(side, state, f"after a context of {context} tokens{asked}", rows=rows)
+    here = _Held(moment=found, ids=state.source[:1], context=context)
     held = session.memo.setdefault(_HELD, {})
     for order in (_ENTRIES, _BYTES, _FEWEST):
-        key = (state.pattern.name, state.seen, rows, order)
+        key = (state.pattern.name, context, state.seen, rows, order)
         if key not in held or here.size[order] > held[key].size[order]:
             held[key] = here
+
+
+def _note_entries(session: ModelSession, side: Side, state: State) -> None:
+    """Remember the most entries (mean over the layers) of another budget of a curve; its bytes are asked of one context."""
+    found = [layer.entries for layer in layer_storage(state.cache) if layer.entries is not None]
+    if found and not state.calls:  # what follows a context may be kept whole
+        kept = session.memo.setdefault(_OTHERS, {})
+        kept[id(side)] = max(kept.get(id(side), 0.0), sum(found) / len(found))
+
+
+def most_entries(session: ModelSession, side: Side) -> float:
+    """Return the most entries that another budget of the candidate held after a judged context, mean over the layers."""
+    entries: float = session.memo.get(_OTHERS, {}).get(id(side), 0.0)
+    return entries
 
 
 def continued_text(session: ModelSession, side: Side, ids: Tensor, context: int, pattern: Pattern) -> Tensor:
@@ -84,11 +108,11 @@ def continued_text(session: ModelSession, side: Side, ids: Tensor, context: int,
 
 def stored_too_much(session: ModelSession) -> tuple[Refusal, ...]:
     """Return why what was measured is not the method that is claimed, or nothing."""
-    held: dict[tuple[str, int, int, int], _Held] = session.memo.get(_HELD) or {}
+    held: dict[tuple[str, int, int, int, int], _Held] = session.memo.get(_HELD) or {}
     if not held:
         return ()
     plain = _plain(session, max(held.values(), key=lambda each: each.moment.tokens))
-    for (pattern, tokens, rows, order), each in held.items():
+    for (pattern, _, tokens, rows, order), each in held.items():
         reference = replace(
             plain, tokens=tokens, layers=tuple(_scaled(x, plain.tokens, tokens, rows) for x in plain.layers)
         )
@@ -97,7 +121,7 @@ def stored_too_much(session: ModelSession) -> tuple[Refusal, ...]:
             if hidden:
                 return (Refusal(verdict=Verdict.INVALID, reason=f"{hidden} ({pattern}, where answers are judged)"),)
             continue
-        for gate in gates_of(session, (reference,), {pattern: (each.moment,)}, tokens):
+        for gate in gates_of(session, (reference,), {pattern: (each.moment,)}, each.context):
             if not gate.value <= gate.limit:
                 words = (
                     f"stores more than it claims where its answers are judged: {gate.name} {gate.value:.4g} {gate.unit}"

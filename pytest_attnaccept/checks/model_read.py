@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pytest_attnaccept.checks.damage import WHOLE, Effect, Part, bypassed, effect, layers_of, parts_of, unread
-from pytest_attnaccept.checks.model_evidence import largest_difference, rounding_bound
+from pytest_attnaccept.checks.model_evidence import drawn, largest_difference, rounding_bound
 from pytest_attnaccept.checks.stack_memo import shared_key
 from pytest_attnaccept.engines.draws import same_draws
 from pytest_attnaccept.engines.memo import baseline_memo
@@ -32,7 +32,7 @@ from pytest_attnaccept.taxonomy import Verdict
 if TYPE_CHECKING:
     from pytest_attnaccept.checks.model_session import ModelSession
 
-__all__ = ["forget_read", "not_read_where_judged", "note_read", "turn_of"]
+__all__ = ["at_other_budget", "forget_read", "not_read_where_judged", "note_read", "turn_of"]
 
 _PROBES, _COUNTS = "read probes", "read counts"  # keys of the session's memo
 _ONE_IN = 8  # policy: an eighth of the contexts costs a few percent of the calls and meets a habit within a sample
@@ -96,9 +96,9 @@ def note_read(
     faults: list[Refusal] = []
     if first or forked:
         afresh = _again(side, state, ids, forked=False)
-        faults += _memory(side, again, afresh, fed, step, expected, bounds[1])
+        noise, faults = _memory(side, again, afresh, fed, step, expected, bounds[1])
         if not faults:  # what remembers other runs moves everything
-            faults += _future(side, again, fed, step, expected, bounds[0])
+            faults += _future(side, again, fed, step, expected, max(bounds[0], noise))
     session.memo[_PROBES].append(
         _Probe(
             ids=ids, following=fed, pattern=state.pattern, step=step, layers=layers, effects=found, faults=tuple(faults)
@@ -150,37 +150,46 @@ def _memory(
     step: int,
     expected: Tensor,
     bound: float,
-) -> Iterator[Refusal]:
-    """Repeat the very first of these runs: what ran in between must not be noticed.
+) -> tuple[float, list[Refusal]]:
+    """Repeat the very first of these runs: what ran in between must not be noticed; also returns how far draws move logits.
 
-    A press may keep what belongs to one sequence in itself: right for one sequence after another, wrong for copies.
+    A press may keep what belongs to one sequence in itself: right for one sequence after another, wrong for copies. One that
+    draws from a generator of its own differs in runs that follow one another, too, and by as much: that is no memory.
     """
-    moved = largest_difference(_run(side, again(), fed, step), expected)
+    # Twice: what alternates from run to run is as it was in one of them.
+    moved = max(largest_difference(_run(side, again(), fed, step), expected) for _ in range(2))
     if moved <= bound:
-        return
+        return 0.0, []
+    if moved <= drawn([_run(side, afresh(), fed, step) for _ in range(3)]):
+        return drawn([_run(side, again(), fed, step) for _ in range(3)]), []
     first = _run(side, afresh(), fed, step)
     _run(side, afresh(), fed.flip(1), step)
     if largest_difference(_run(side, afresh(), fed, step), first) <= bound:
-        yield Refusal(
-            verdict=Verdict.INVALID,
-            reason="the candidate keeps a state of its sequence outside of the cache: copies of a cache share it, so what one"
+        verdict, reason = (
+            Verdict.INVALID,
+            "the candidate keeps a state of its sequence outside of the cache: copies of a cache share it, so what one"
             f" question does moves the answer to the next one (logits by {moved:.2g}), and several questions per context are"
             " no measurement; keep it in the cache",
         )
-        return
-    yield Refusal(
-        verdict=Verdict.FAIL,
-        reason=f"the same calls give other logits (by {moved:.2g}) after others ran: something outside of the cache remembers,"
-        " so answers depend on what was asked before",
-    )
+    else:
+        verdict, reason = (
+            Verdict.FAIL,
+            f"the same calls give other logits (by {moved:.2g}) after others ran: something outside of the cache remembers,"
+            " so answers depend on what was asked before",
+        )
+    return 0.0, [Refusal(verdict=verdict, reason=reason)]
 
 
 def _is_judged(session: ModelSession, side: Side) -> bool:
     """Whether `side` is the candidate, or the candidate at another budget of a curve, and claims something of its cache."""
     if not session.claim.about_kv or _PROBES not in session.memo or not same_vocabulary(session):
         return False
-    curve = (held for key, held in session.memo.items() if key.startswith("budget:"))
-    return side is session.candidate or any(side is other for other in curve)
+    return side is session.candidate or at_other_budget(session, side)
+
+
+def at_other_budget(session: ModelSession, side: Side) -> bool:
+    """Whether `side` is the candidate at another budget of a curve."""
+    return any(side is other for key, other in session.memo.items() if key.startswith("budget:"))
 
 
 def same_vocabulary(session: ModelSession) -> bool:
