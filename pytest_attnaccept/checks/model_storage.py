@@ -73,10 +73,16 @@ def moment(side: Side, state: State, words: str, rows: int = 1) -> Moment:
 def _declared(claimed: Any, read: list[LayerStorage]) -> list[LayerStorage]:
     """Use the candidate's own figures where nothing can be read; storage that can be read is never talked down."""
     result = [LayerStorage(entries=int(n), storage_bytes=int(size), coded=False) for n, size in claimed]
+    wrong = [layer for layer in result if (layer.entries or 0) < 0 or layer.storage_bytes < 0]
+    if wrong:
+        raise ValueError(f"entries and bytes are counts, got ({wrong[0].entries}, {wrong[0].storage_bytes})")
     seen = sum(layer.storage_bytes for layer in read)
     if seen > sum(layer.storage_bytes for layer in result):
         return read
-    return result
+    if len(read) != len(result):
+        return result
+    shown = [max(own.entries or 0, layer.entries or 0) for own, layer in zip(result, read, strict=True)]
+    return [replace(layer, entries=entries) for layer, entries in zip(result, shown, strict=True)]
 
 
 def gates_of(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from pytest_attnaccept.candidate import Candidate
 from pytest_attnaccept.checks.model_hidden import damage_effects
@@ -19,6 +20,7 @@ from pytest_attnaccept.engines.memory import left_behind
 from pytest_attnaccept.engines.specs import parse_spec
 from pytest_attnaccept.engines.storage import layer_storage
 from pytest_attnaccept.engines.through_cache import parse_pattern, prefill
+from pytest_attnaccept.errors import CandidateError
 from pytest_attnaccept.methods.eviction import SinksAndRecent
 from pytest_attnaccept.methods.layer import PolicyLayer
 from pytest_attnaccept.methods.stack import apply_stack
@@ -262,6 +264,49 @@ def test_a_footprint_that_is_declared_too_small(toy):
     decision = judge(toy, candidate)
     assert decision.verdict in (Verdict.FAIL, Verdict.INVALID)
     assert "outside of the cache" in decision.headline
+
+
+class EightBits(DynamicLayer):
+    """Every entry is kept, in eight bits."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        new = [(x * 16).round().clamp(-127, 127).to(torch.int8) for x in (key_states, value_states)]
+        if self.is_initialized:
+            new = [torch.cat(pair, 2) for pair in zip((self.keys, self.values), new, strict=True)]
+        self.keys, self.values = new
+        self.is_initialized, self.dtype, self.device = True, key_states.dtype, key_states.device
+        return self.keys.float() / 16, self.values.float() / 16
+
+
+@pytest.mark.parametrize(
+    ("share", "member", "words"),
+    [
+        (0.35, ("h2o", {"kv_budget": 0.35}), "entries[one-shot, after a context"),
+        (1.0, ("kv8", {"group_size": 8}), ""),
+        (-1.0, ("kv8", {}), "counts"),
+    ],
+)
+def test_entries_that_can_be_read_are_not_talked_down(toy, share, member, words):
+    """A quarter of the bytes, and all of the entries: eight bits are no eviction."""
+
+    def factory():
+        cache = DynamicCache(config=toy.model.config)
+        cache.layers[:] = [EightBits() for _ in cache.layers]
+        return cache
+
+    def declared(cache):
+        return [(int(share * layer.keys.shape[2]), 2 * layer.keys.numel()) for layer in cache.layers]
+
+    candidate = Candidate(toy.model, cache=factory, kv_footprint=declared)
+    with open_session(candidate=candidate, baseline=toy, stack=stack(*member)) as session:
+        if share < 0:
+            with pytest.raises(CandidateError, match=words):
+                session.measure("needle", {"tier": 0.25, "contexts": 1})
+            return
+        found = session.measure("needle", {"tier": 0.25, "contexts": 1})
+    reasons = " ".join(refusal.reason for refusal in found.refusals)
+    assert words in reasons
+    assert bool(words) == bool(reasons)
 
 
 # -- late faults ---------------------------------------------------------------------------------------------------------
