@@ -105,6 +105,11 @@ class Judged:
 def measure(session: ModelSession, params: Params) -> Measured:
     """Generate with drafts on both sides and judge every token; parameters are `DEFAULTS`."""
     given = Params(check=params.check, given={**DEFAULTS, **params.given})
+    if session.candidate.around.prefill_context is not None:
+        raise EngineError(
+            "generate() of transformers goes on from the prompt by itself, so a prefill_context cannot be left before the first"
+            " draft: speculation over it is not measured"
+        )
     new = given.integer("new_tokens", 32)
     length = context_tokens(session, given, tier=given.number("tier", 0.75))
     data = documents(session, given, count=given.integer("documents", 8), length=length, continuation=new)
