@@ -1,6 +1,7 @@
-"""Command-line options and ini settings -> one frozen value, with the precedence option > ini > default.
+"""Which command-line options and ini settings there are, and what a run was asked for: option > ini > default.
 
-Every option value is plain text or a flag, because xdist sends options to its workers as plain data.
+Every option value is plain text or a flag, because xdist sends options to its workers as plain data. This module is loaded in
+every pytest run that has the plugin.
 """
 
 from __future__ import annotations
@@ -8,14 +9,48 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pytest_attnaccept.errors import UsageError
 
-__all__ = ["Options", "parse_duration", "read_options"]
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = [
+    "Options",
+    "add_options",
+    "asked_for",
+    "empty_option",
+    "has_profile",
+    "out_dir",
+    "parse_duration",
+    "read_options",
+]
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?$")
 _DTYPES = ("float32", "bfloat16", "float16")
+# Options with a value, each with an ini setting: name -> what its value is called, help.
+_TEXTS = {
+    "profile": (
+        "NAME|FILE",
+        "gate under this profile (smoke, longctx, serving, edge, research, release, or a YAML file)",
+    ),
+    "model": (
+        "SPEC",
+        "baseline model of accept.model(): an embedded name (toy-gqa), smollm2-135m, a path or a Hub name",
+    ),
+    "device": ("DEVICE", "device to measure on (default: cuda if present, else cpu)"),
+    "dtype": ("DTYPE", "dtype of loaded models: float32, bfloat16 or float16 (default: float32)"),
+    "seed": ("N", "seed of all generated data and item orders (default: 0)"),
+    "out": ("DIR", "folder of plan, records and verdict (default: .attnaccept)"),
+    "time": ("DURATION", "time budget such as 20m: worst cells first, what does not fit is INCONCLUSIVE"),
+    "html": ("FILE", "write a single-file HTML report"),
+}
+_FLAGS = {
+    "plan": "print the planned items with reasons, sample sizes, power and cost; run nothing",
+    "selftest": "run the gate's own known-bad and known-good controls instead of tests",
+    "resume": "count earlier records in --accept-out whose fingerprint is equal",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,32 +92,61 @@ class Options:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def read_options(config: Any) -> Options:
+def add_options(parser: pytest.Parser) -> None:
+    """Add the option group "attnaccept"; ini names are the options without dashes."""
+    group = parser.getgroup("attnaccept", "attention acceptance gate")
+    for name, (metavar, text) in _TEXTS.items():
+        group.addoption(f"--accept-{name}", dest=f"attnaccept_{name}", metavar=metavar, default=None, help=text)
+        parser.addini(f"accept_{name}", help=text, default="")
+    for name, text in _FLAGS.items():
+        group.addoption(f"--accept-{name}", dest=f"attnaccept_{name}", action="store_true", default=False, help=text)
+
+
+def empty_option(config: pytest.Config) -> str:
+    """Return an option that was given without a value, or nothing."""
+    return next((f"--accept-{name}" for name in _TEXTS if config.getoption(f"attnaccept_{name}") == ""), "")
+
+
+def asked_for(config: pytest.Config) -> bool:
+    """Whether an option or ini of ours is set: then its mistakes are reported before collection."""
+    flags = any(config.getoption(f"attnaccept_{name}") for name in _FLAGS)
+    return flags or any(_value(config, name) is not None for name in _TEXTS)
+
+
+def has_profile(config: pytest.Config) -> bool:
+    """Whether a profile was chosen by option or ini, so that the run fails closed."""
+    return _value(config, "profile") is not None
+
+
+def out_dir(config: pytest.Config) -> Path:
+    """Return the folder of plan, records and verdict."""
+    return config.rootpath / (_value(config, "out") or ".attnaccept")
+
+
+def _value(config: pytest.Config, name: str) -> str | None:
+    """Return the value of an option, else of its ini setting (where an empty text is none)."""
+    given: str | None = config.getoption(f"attnaccept_{name}")
+    return given if given is not None else str(config.getini(f"accept_{name}")) or None
+
+
+def read_options(config: pytest.Config) -> Options:
     """Return the options of a pytest config, or raise a `UsageError`."""
-
-    def value(name: str) -> Any:
-        given = config.getoption(f"attnaccept_{name}")
-        if given is None and name in ("profile", "model", "device", "dtype", "seed", "out", "time", "html"):
-            given = str(config.getini(f"accept_{name}")) or None
-        return given
-
-    profile = value("profile")
-    dtype = value("dtype")
+    profile, dtype = _value(config, "profile"), _value(config, "dtype")
     if dtype is not None and dtype.removeprefix("torch.") not in _DTYPES:
         raise UsageError(f"--accept-dtype={dtype!r} must be one of {', '.join(_DTYPES)}")
     return Options(
         profile=profile or "smoke",
         explicit=profile is not None,
-        model=value("model"),
-        device=value("device") or "auto",
+        model=_value(config, "model"),
+        device=_value(config, "device") or "auto",
         dtype=dtype.removeprefix("torch.") if dtype else None,
-        seed=_seed(value("seed")),
-        out=Path(config.rootpath) / (value("out") or ".attnaccept"),
+        seed=_seed(_value(config, "seed")),
+        out=out_dir(config),
         plan_only=bool(config.getoption("attnaccept_plan")),
-        time_s=parse_duration(value("time")),
+        time_s=parse_duration(_value(config, "time")),
         selftest=bool(config.getoption("attnaccept_selftest")),
         resume=bool(config.getoption("attnaccept_resume")),
-        html=value("html"),
+        html=_value(config, "html"),
         root=Path(config.rootpath),
     )
 

@@ -3,8 +3,8 @@
 `glue` (start and plan), `unseen` (files that were not collected), `generate` and `collect` (items), `item_hooks` (one
 item), `ending` (verdict and exit status), `exits` (ways around them).
 
-An idle run (no profile, no mark, no suite) imports this file and the hook specifications, registers options and marks, and does
-nothing else: no output, no file, no torch, numpy, scipy or yaml.
+An idle run (no profile, no mark, no suite) imports this file, `options` and the hook specifications, registers options and marks,
+and does nothing else: no output, no file, no torch, numpy, scipy or yaml.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_attnaccept import options
+
 if TYPE_CHECKING:
     from pytest_attnaccept.accept import Accept
 
 SUITE_SUFFIXES = (".accept.yaml", ".accept.yml")
-TEXTS = ("profile", "model", "device", "dtype", "seed", "out", "time", "html")  # options with a value
 MARKS = ("exact", "approximate", "architecture", "optimization")
 # What a pytest run and its items remember for us; no module globals, because nested sessions share a process.
 GATE: pytest.StashKey[Any] = pytest.StashKey()
@@ -37,34 +38,7 @@ SIBLINGS: pytest.StashKey[Any] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option group "attnaccept"; ini names are the options without dashes."""
-    group = parser.getgroup("attnaccept", "attention acceptance gate")
-    options = (
-        (
-            "profile",
-            "NAME|FILE",
-            "gate under this profile (smoke, longctx, serving, edge, research, release, or a YAML file)",
-        ),
-        (
-            "model",
-            "SPEC",
-            "baseline model of accept.model(): an embedded name (toy-gqa), smollm2-135m, a path or a Hub name",
-        ),
-        ("device", "DEVICE", "device to measure on (default: cuda if present, else cpu)"),
-        ("dtype", "DTYPE", "dtype of loaded models: float32, bfloat16 or float16 (default: float32)"),
-        ("seed", "N", "seed of all generated data and item orders (default: 0)"),
-        ("out", "DIR", "folder of plan, records and verdict (default: .attnaccept)"),
-        ("time", "DURATION", "time budget such as 20m: worst cells first, what does not fit is INCONCLUSIVE"),
-        ("html", "FILE", "write a single-file HTML report"),
-    )
-    for name, metavar, text in options:
-        group.addoption(f"--accept-{name}", dest=f"attnaccept_{name}", metavar=metavar, default=None, help=text)
-        parser.addini(f"accept_{name}", help=text, default="")
-    for name, text in (
-        ("plan", "print the planned items with reasons, sample sizes, power and cost; run nothing"),
-        ("selftest", "run the gate's own known-bad and known-good controls instead of tests"),
-        ("resume", "count earlier records in --accept-out whose fingerprint is equal"),
-    ):
-        group.addoption(f"--accept-{name}", dest=f"attnaccept_{name}", action="store_true", default=False, help=text)
+    options.add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -77,7 +51,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Under a profile, guard the exit status from before the first conftest on."""
-    known = early_config.known_args_namespace
+    known = early_config.known_args_namespace  # the options themselves are not parsed yet
     if not (getattr(known, "attnaccept_profile", None) or early_config.getini("accept_profile")):
         return (yield)
     from pytest_attnaccept import exits
@@ -97,24 +71,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.stash[RUN_ID] = config.workerinput.get("attnaccept_run", "")
         return
-    if empty := [n for n in TEXTS if config.getoption(f"attnaccept_{n}") == ""]:
-        raise pytest.UsageError(
-            f"--accept-{empty[0]}= is empty (an unset variable?); give a value or leave the option out"
-        )
-    if _asked_for(config):
+    if empty := options.empty_option(config):
+        raise pytest.UsageError(f"{empty}= is empty (an unset variable?); give a value or leave the option out")
+    if options.asked_for(config):
         from pytest_attnaccept import glue
 
         glue.configure(config)
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(_XdistHooks(), "attnaccept-xdist")
-
-
-def _asked_for(config: pytest.Config) -> bool:
-    """Whether an option or ini of ours is set: then its mistakes are reported before collection."""
-    flags = ("plan", "selftest", "resume")
-    return any(config.getoption(f"attnaccept_{n}") for n in (*TEXTS, *flags)) or any(
-        config.getini(f"accept_{n}") for n in TEXTS
-    )
 
 
 class _XdistHooks:
@@ -159,15 +123,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _collect_whole_files(config: pytest.Config) -> bool:
     """Under a profile, let ``--lf`` deselect but not skip files and functions at collection: the plan needs all of them."""
     skipper = config.pluginmanager.get_plugin("lfplugin-collwrapper")
-    if not _has_profile(config) or skipper is None:
+    if not options.has_profile(config) or skipper is None:
         return False
     config.pluginmanager.unregister(skipper)
     return True
-
-
-def _has_profile(config: pytest.Config) -> bool:
-    """Whether a profile was chosen by option or ini, so that the run fails closed."""
-    return bool(config.getoption("attnaccept_profile") or config.getini("accept_profile"))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -175,8 +134,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     gate = config.stash.get(GATE, None)
     if gate is None or not gate.options.explicit:
         return None
-    options = gate.options
-    return f"attnaccept: profile {gate.profile.name}, model {options.model or '-'}, seed {options.seed}, out {options.out.name}"
+    given = gate.options
+    return (
+        f"attnaccept: profile {gate.profile.name}, model {given.model or '-'}, seed {given.seed}, out {given.out.name}"
+    )
 
 
 # -- collection -----------------------------------------------------------------------------------------------------------
@@ -195,7 +156,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Generator[None, bool | None, bool | None]:
     """Under a profile, note gated files that an option or a conftest keeps from being collected."""
     ignored = yield
-    if ignored and _has_profile(config):
+    if ignored and options.has_profile(config):
         from pytest_attnaccept import unseen
 
         unseen.note_ignored(config, collection_path)
@@ -353,12 +314,7 @@ def _judges(config: pytest.Config) -> bool:
     if GATE in config.stash:
         return True
     # Under xdist only the workers collect: their plans on disk say whether anything was gated.
-    return RUN_ID in config.stash and any(out_dir(config).glob(f"plan.{config.stash[RUN_ID]}.*.json"))
-
-
-def out_dir(config: pytest.Config) -> Path:
-    """Return the folder of plan, records and verdict."""
-    return config.rootpath / (config.getoption("attnaccept_out") or str(config.getini("accept_out")) or ".attnaccept")
+    return RUN_ID in config.stash and any(options.out_dir(config).glob(f"plan.{config.stash[RUN_ID]}.*.json"))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -11,7 +11,10 @@ def pytest_unconfigure(config):
         ours = sorted(m for m in sys.modules if m.startswith("pytest_attnaccept"))
         print("OURS", ours, "HEAVY", sorted({"torch", "numpy", "scipy", "yaml"} & set(sys.modules)))
 """
-NOTHING = "OURS ['pytest_attnaccept', 'pytest_attnaccept.hookspecs', 'pytest_attnaccept.plugin'] HEAVY []"
+NOTHING = (
+    "OURS ['pytest_attnaccept', 'pytest_attnaccept.errors', 'pytest_attnaccept.hookspecs', 'pytest_attnaccept.options',"
+    " 'pytest_attnaccept.plugin'] HEAVY []"
+)
 
 
 @pytest.mark.parametrize("mode", [(), ("-n2",), ("--co",), ("-p", "no:terminal", "-s")], ids=" ".join)
