@@ -267,7 +267,11 @@ def _several(budget: Budget) -> bool:
 def _why(budget: Budget, claimed: float) -> str:
     """Say what a claim that is too large does: multiply ratios, or promise more than any ratio that was given."""
     if claimed <= budget.naive * (1 + _TOLERANCE):
-        return "it counts bytes twice" if _several(budget) else "the ratio that was given holds for a part of the bytes only"
+        return (
+            "it counts bytes twice"
+            if _several(budget)
+            else "the ratio that was given holds for a part of the bytes only"
+        )
     if claimed != claimed:
         return "it is not a number"
     return (

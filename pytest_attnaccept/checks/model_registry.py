@@ -42,7 +42,8 @@ CHECKS: dict[str, Check] = {
     "length-curve": measure_length_curve,
     "controls": measure_controls,
 }
-_NAMED = {"long-range": "family", "benchmark": "task"}  # checks whose id goes on with a name, and the parameter that holds it
+# Checks whose id goes on with a name, and the parameter that holds it.
+_NAMED = {"long-range": "family", "benchmark": "task"}
 _NEEDLE = re.compile(r"needle-(\d+(?:\.\d+)?)x")
 
 

@@ -18,9 +18,15 @@ RESULTS = Path(__file__).parent / "results"
 def provenance(seeds: str) -> dict[str, Any]:
     """Return command, commit, versions and seeds of this run."""
     root = Path(__file__).resolve().parents[2]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()
     status = subprocess.run(
-        ["git", "status", "--porcelain", "--", "pytest_attnaccept/kernel"], cwd=root, capture_output=True, text=True, check=True
+        ["git", "status", "--porcelain", "--", "pytest_attnaccept/kernel"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     command = " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(root)), *sys.argv[1:]])
     return {

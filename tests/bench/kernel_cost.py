@@ -1,6 +1,6 @@
 """What the `long` check costs at 131072 keys: time beside the candidate's own calls, and peak memory above the inputs.
 
-    python tests/bench/kernel_cost.py [--length 131072] [--threads 2] [--device cpu]
+python tests/bench/kernel_cost.py [--length 131072] [--threads 2] [--device cpu]
 """
 
 from __future__ import annotations
@@ -48,20 +48,29 @@ def main() -> None:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     wall, cpu = time.perf_counter(), time.process_time()
-    measured = measure_kernel("long", timed, contract, max_length=options.length, seed=options.seed, device=options.device)
+    measured = measure_kernel(
+        "long", timed, contract, max_length=options.length, seed=options.seed, device=options.device
+    )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before - spent["inputs"] / 2**20
     facts = {fact.name: fact.value for fact in measured.facts}
     data = {
-        "wall_seconds": round(wall - spent["wall"], 1), "cpu_seconds": round(cpu - spent["cpu"], 1),
-        "candidate_wall_seconds": round(spent["wall"], 1), "candidate_cpu_seconds": round(spent["cpu"], 1),
-        "peak_mib_above_inputs": round(peak), "inputs_mib": round(spent["inputs"] / 2**20), "calls": facts["candidate_calls"],
-        "certified_to": facts["certified_to"], "refusals": [r.reason for r in measured.refusals],
+        "wall_seconds": round(wall - spent["wall"], 1),
+        "cpu_seconds": round(cpu - spent["cpu"], 1),
+        "candidate_wall_seconds": round(spent["wall"], 1),
+        "candidate_cpu_seconds": round(spent["cpu"], 1),
+        "peak_mib_above_inputs": round(peak),
+        "inputs_mib": round(spent["inputs"] / 2**20),
+        "calls": facts["candidate_calls"],
+        "certified_to": facts["certified_to"],
+        "refusals": [r.reason for r in measured.refusals],
         "failed": [g.name for g in measured.gates if not g.value <= g.limit],
     }
     origin = provenance(str(options.seed))
     table = header("Cost of the check `long`", origin)
-    table += "8 query heads over 2 KV heads, head_dim 128, bfloat16, SDPA as the candidate.\n\n| what | value |\n|---|---|\n"
+    table += (
+        "8 query heads over 2 KV heads, head_dim 128, bfloat16, SDPA as the candidate.\n\n| what | value |\n|---|---|\n"
+    )
     table += "".join(f"| {key} | {value} |\n" for key, value in data.items())
     store("kernel_cost", {"origin": origin, **data}, table)
     print(table)

@@ -38,8 +38,24 @@ def draw(chooser: random.Random) -> tuple[str, Callable[..., Any], dict[str, Any
     """Draw an implementation and a contract that it keeps."""
     dtype = chooser.choice(["bfloat16", "bfloat16", "float16", "float32"])
     heads = chooser.choice([(8, 2), (8, 8), (8, 1), (10, 2), (6, 3), (14, 2), (5, 1)])
-    base: dict[str, Any] = {"dtype": dtype, "q_heads": heads[0], "kv_heads": heads[1], "head_dim": chooser.choice([16, 32, 64, 80, 128])}
-    kind = chooser.choice(["sdpa default", "sdpa math", "sdpa flash", "transformers eager", "naive", "emulation", "emulation", "emulation"])
+    base: dict[str, Any] = {
+        "dtype": dtype,
+        "q_heads": heads[0],
+        "kv_heads": heads[1],
+        "head_dim": chooser.choice([16, 32, 64, 80, 128]),
+    }
+    kind = chooser.choice(
+        [
+            "sdpa default",
+            "sdpa math",
+            "sdpa flash",
+            "transformers eager",
+            "naive",
+            "emulation",
+            "emulation",
+            "emulation",
+        ]
+    )
     if kind.startswith("sdpa"):
         pick = {"default": None, "math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}[kind.split()[1]]
         base |= chooser.choice([{}, {"causal": False}, {"window": 60}, {"ragged": True}, {"alignment": "top_left"}])
@@ -53,17 +69,37 @@ def draw(chooser: random.Random) -> tuple[str, Callable[..., Any], dict[str, Any
     if dtype == "float32":
         # Truncation belongs to half-precision tensor cores.
         habit = replace(habit, truncate=False)
-    options: list[dict[str, Any]] = [{}, {"window": 100}, {"softcap": 30.0}, {"sinks": True}, {"alibi": True}, {"ragged": True},
-                                     {"page_size": 16}, {"causal": False}, {"alignment": "top_left"}, {"sinks": True, "window": 65},
-                                     {"v_head_dim": 48}, {"page_size": 64, "alibi": True}, {"q_lens": "decode"}]
+    options: list[dict[str, Any]] = [
+        {},
+        {"window": 100},
+        {"softcap": 30.0},
+        {"sinks": True},
+        {"alibi": True},
+        {"ragged": True},
+        {"page_size": 16},
+        {"causal": False},
+        {"alignment": "top_left"},
+        {"sinks": True, "window": 65},
+        {"v_head_dim": 48},
+        {"page_size": 64, "alibi": True},
+        {"q_lens": "decode"},
+    ]
     if dtype != "float32":
-        options += [{"kv_dtype": "float8_e4m3fn", "page_size": 16}, {"kv_dtype": "float8_e4m3fn"}, {"score_dtype": "input"},
-                    {"score_dtype": "input", "softcap": 30.0, "alibi": True}]
+        options += [
+            {"kv_dtype": "float8_e4m3fn", "page_size": 16},
+            {"kv_dtype": "float8_e4m3fn"},
+            {"score_dtype": "input"},
+            {"score_dtype": "input", "softcap": 30.0, "alibi": True},
+        ]
     base |= {"returns_lse": True, "lse_base": chooser.choice("e2")} | chooser.choice(options)
     if not habit.round_p and dtype != "float32":
         base["probability_dtype"] = "float32"
-    habit = replace(habit, lse_base=base["lse_base"], alignment=base.get("alignment", "bottom_right"),
-                    round_s=base.get("score_dtype") == "input")
+    habit = replace(
+        habit,
+        lse_base=base["lse_base"],
+        alignment=base.get("alignment", "bottom_right"),
+        round_s=base.get("score_dtype") == "input",
+    )
     return f"emulation: {name}", emulation(habit), base
 
 
@@ -105,7 +141,11 @@ def main() -> None:
         row["gates"] += len(measured.gates)
         for gate in measured.gates:
             highest[gate.name] = max(highest[gate.name], gate.value / gate.limit)
-        bad = [f"{gate.name}={gate.value:.3g} (limit {gate.limit:.3g}) {gate.where}" for gate in measured.gates if not gate.value <= gate.limit]
+        bad = [
+            f"{gate.name}={gate.value:.3g} (limit {gate.limit:.3g}) {gate.where}"
+            for gate in measured.gates
+            if not gate.value <= gate.limit
+        ]
         bad += [f"{refusal.verdict.value}: {refusal.reason}" for refusal in measured.refusals]
         if bad:
             row["alarms"] += 1
@@ -118,13 +158,26 @@ def main() -> None:
 
 
 def write(
-    origin: dict[str, Any], done: int, neutral: int, started: float, counts: dict[str, dict[str, int]], highest: dict[str, float], alarms: list[str],
+    origin: dict[str, Any],
+    done: int,
+    neutral: int,
+    started: float,
+    counts: dict[str, dict[str, int]],
+    highest: dict[str, float],
+    alarms: list[str],
     small: bool,
 ) -> None:
     """Store what is known so far; an interrupted run keeps its table."""
     minutes = (time.process_time() - started) / 60
-    data = {"origin": origin, "runs": done, "not_applicable": neutral, "cpu_minutes": round(minutes, 1), "alarms": alarms,
-            "by_implementation": dict(counts), "highest_ratio_to_limit": {k: round(v, 3) for k, v in sorted(highest.items())}}
+    data = {
+        "origin": origin,
+        "runs": done,
+        "not_applicable": neutral,
+        "cpu_minutes": round(minutes, 1),
+        "alarms": alarms,
+        "by_implementation": dict(counts),
+        "highest_ratio_to_limit": {k: round(v, 3) for k, v in sorted(highest.items())},
+    }
     table = header("False alarms of the kernel gate on correct implementations", origin)
     table += f"{done} runs of `measure_kernel` ({neutral} more were not applicable), {sum(r['gates'] for r in counts.values())} gates, "
     table += f"**{len(alarms)} alarms**, {minutes:.1f} CPU minutes.\n\n| implementation | dtype | runs | gates | alarms |\n|---|---|---|---|---|\n"

@@ -1,6 +1,6 @@
 """Which faults the kernel gate catches: every broken kernel of `fixtures/broken` under its named check.
 
-    python tests/bench/kernel_faults.py [--seed 90000] [--only NAME]
+python tests/bench/kernel_faults.py [--seed 90000] [--only NAME]
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ def main() -> None:
         started = time.process_time()
         try:
             measured = measure_kernel(
-                fault.check, fault.make(), make_contract(**fault.contract), max_length=fault.max_length, seed=options.seed, device="cpu"
+                fault.check,
+                fault.make(),
+                make_contract(**fault.contract),
+                max_length=fault.max_length,
+                seed=options.seed,
+                device="cpu",
             )
             over = [g for g in measured.gates if not g.value <= g.limit]
             over.sort(key=lambda g: -(g.value / g.limit) if g.value == g.value else float("-inf"))
@@ -53,9 +58,32 @@ def main() -> None:
             missed.append(fault.name)
         if fault.looks and fault.looks not in seems + why:
             unnamed.append(f"{fault.name}: expected {fault.looks!r}, got {seems!r}")
-        rows.append({"name": fault.name, "source": fault.source, "strength": fault.strength, "check": fault.check, "caught": failed,
-                     "by": why, "seems": seems, "cpu_seconds": round(seconds, 2), "max_length": fault.max_length})
-        print("caught" if failed else "MISSED", fault.source, fault.name, "|", fault.check, "|", why[:80], "|", seems[:110], f"| {seconds:.1f} s", flush=True)
+        rows.append(
+            {
+                "name": fault.name,
+                "source": fault.source,
+                "strength": fault.strength,
+                "check": fault.check,
+                "caught": failed,
+                "by": why,
+                "seems": seems,
+                "cpu_seconds": round(seconds, 2),
+                "max_length": fault.max_length,
+            }
+        )
+        print(
+            "caught" if failed else "MISSED",
+            fault.source,
+            fault.name,
+            "|",
+            fault.check,
+            "|",
+            why[:80],
+            "|",
+            seems[:110],
+            f"| {seconds:.1f} s",
+            flush=True,
+        )
     print("MISSED:", missed)
     print("DIAGNOSIS DIFFERS:", *unnamed, sep="\n  ")
     if options.only:

@@ -33,8 +33,15 @@ HABITS: dict[str, Habit] = {
 def backend(kind: SDPBackend | None) -> Callable[..., Any]:
     """Return SDPA with one backend; empty problems go to the default dispatch, which flash refuses."""
 
-    def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-             is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> torch.Tensor:
+    def call(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
         keywords = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if kind is None or not key.shape[2] or not query.shape[2]:
             return F.scaled_dot_product_attention(query, key, value, **keywords)
@@ -86,7 +93,9 @@ def flex(call: AttentionCall) -> torch.Tensor:
 def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: torch.Tensor, scale: float) -> torch.Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    def score_mod(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def score_mod(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, row: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
         return torch.where(key <= row + start, score, -float("inf"))
 
     return flex_attention(q, k, v, score_mod=score_mod, scale=scale, enable_gqa=True)

@@ -103,7 +103,10 @@ def main() -> None:
                 seconds += time.process_time() - started
                 naive = naive_eager(case.call, rows.out)
                 outs = {("good", name): attend(case.call, habit)[0] for name, habit in GOOD.items()}
-                outs |= {("bad", name): mutant(case.call, Habit(tile=128), rows.index)[0] for name, mutant in mutants_for(case).items()}
+                outs |= {
+                    ("bad", name): mutant(case.call, Habit(tile=128), rows.index)[0]
+                    for name, mutant in mutants_for(case).items()
+                }
                 for (kind, name), out in outs.items():
                     accepted = {text: rule(out.double(), rows.out, naive) for text, rule in RIVALS.items()}
                     started = time.process_time()
@@ -118,8 +121,12 @@ def main() -> None:
                             passed.setdefault(text, {}).setdefault(name, 0)
                             passed[text][name] += yes
             for text, names in passed.items():
-                missed.setdefault(text, {})[f"{length} {family}"] = sorted(name for name, count in names.items() if count == 2)
-            print(length, family, {text: len(cells[f"{length} {family}"]) for text, cells in missed.items()}, flush=True)
+                missed.setdefault(text, {})[f"{length} {family}"] = sorted(
+                    name for name, count in names.items() if count == 2
+                )
+            print(
+                length, family, {text: len(cells[f"{length} {family}"]) for text, cells in missed.items()}, flush=True
+            )
     for length in lengths:
         for family in ("diffuse", "needle", "shift"):
             both = set(missed[OURS][f"{length} {family}"]) & set(missed[OURS][f"{length} shift"])
@@ -128,12 +135,32 @@ def main() -> None:
     table = header("Faults missed by acceptance criteria", origin)
     table += f"Of {total} faults, missed on both seeds; {good_runs} correct outputs. Gate: {seconds:.0f} CPU s for all judgements.\n\n"
     columns = [f"{length} {family}" for family in ("diffuse", "needle", "shift") for length in lengths]
-    table += "| criterion | " + " | ".join(columns) + " | correct outputs rejected |\n|" + "---|" * (len(columns) + 2) + "\n"
+    table += (
+        "| criterion | " + " | ".join(columns) + " | correct outputs rejected |\n|" + "---|" * (len(columns) + 2) + "\n"
+    )
     for text, cells in missed.items():
-        table += f"| {text} | " + " | ".join(str(len(cells[c])) for c in columns) + f" | {alarms.get(text, alarms[OURS])} |\n"
-    table += "\nWhat the gate misses: " + ("; ".join(f"{c}: {', '.join(missed[OURS][c])}" for c in columns if missed[OURS][c]) or "nothing") + "\n"
-    store("kernel_rivals", {"origin": origin, "faults": total, "missed": missed, "alarms": alarms, "good_runs": good_runs,
-                            "gate_cpu_seconds": round(seconds, 1)}, table)
+        table += (
+            f"| {text} | "
+            + " | ".join(str(len(cells[c])) for c in columns)
+            + f" | {alarms.get(text, alarms[OURS])} |\n"
+        )
+    table += (
+        "\nWhat the gate misses: "
+        + ("; ".join(f"{c}: {', '.join(missed[OURS][c])}" for c in columns if missed[OURS][c]) or "nothing")
+        + "\n"
+    )
+    store(
+        "kernel_rivals",
+        {
+            "origin": origin,
+            "faults": total,
+            "missed": missed,
+            "alarms": alarms,
+            "good_runs": good_runs,
+            "gate_cpu_seconds": round(seconds, 1),
+        },
+        table,
+    )
     print(table)
 
 

@@ -29,7 +29,9 @@ def judge(habit=None, family="diffuse", q_len=16, kv_len=1024, seed=1, hook=None
     case = build_case(contract, CaseSpec(family=family, batch=1, q_len=q_len, kv_len=kv_len, seed=seed), "cpu")
     out, lse = attend(case.call, habit or Habit(), hook)
     out = out if change is None else change(out)
-    return {stat.name: stat.ratio for stat in judge_output(case, Output(out, lse if contract.returns_lse else None)).stats}
+    return {
+        stat.name: stat.ratio for stat in judge_output(case, Output(out, lse if contract.returns_lse else None)).stats
+    }
 
 
 def test_bound_of_the_largest_error():
@@ -72,12 +74,16 @@ def test_legal_orders_stay_below_the_limits(habit, dtype, family):
     assert max(ratios.values()) < 0.9, ratios
 
 
-@pytest.mark.parametrize("family", ["diffuse", "needle", "shift", "ones", "same_values", "same_keys", "large_v", "ties"])
+@pytest.mark.parametrize(
+    "family", ["diffuse", "needle", "shift", "ones", "same_values", "same_keys", "large_v", "ties"]
+)
 def test_float32_sums_one_key_at_a_time_are_legal(family):
     assert max(judge(Habit(tile=1), family, dtype="float32", kv_len=1500, returns_lse=True).values()) < 0.9
 
 
-@pytest.mark.parametrize("family", ["zero_keys", "ties", "large_v", "fingerprint", "resonant", "tail", "deep", "ramp_up"])
+@pytest.mark.parametrize(
+    "family", ["zero_keys", "ties", "large_v", "fingerprint", "resonant", "tail", "deep", "ramp_up"]
+)
 def test_structured_inputs_do_not_alarm(family):
     for habit in (LEGAL["lazy"], LEGAL["split"]):
         assert max(judge(habit, family, sinks=True).values()) < 0.95
@@ -98,7 +104,18 @@ def test_declared_float32_probabilities_forbid_rounded_ones():
 def test_outputs_that_sinks_make_tiny_have_finite_statistics(seed):
     """Inverse variances of 1e27 leave the range of float32 when squared."""
     for family in ("ramp_down", "shift"):
-        ratios = judge(Habit(), family, q_len=17, kv_len=257, seed=seed, dtype="float32", sinks=True, window=65, q_heads=10, head_dim=16)
+        ratios = judge(
+            Habit(),
+            family,
+            q_len=17,
+            kv_len=257,
+            seed=seed,
+            dtype="float32",
+            sinks=True,
+            window=65,
+            q_heads=10,
+            head_dim=16,
+        )
         assert max(ratios.values()) < 0.95 and not any(math.isnan(ratio) for ratio in ratios.values())
 
 
@@ -127,7 +144,9 @@ def test_gain_and_scale_see_what_the_maximum_does_not():
 
 def test_mean_square_sees_noise_that_no_single_element_shows():
     noise = torch.Generator().manual_seed(2)
-    ratios = judge(change=lambda out: (out.float() * (1 + 0.006 * torch.randn(out.shape, generator=noise))).to(out.dtype))
+    ratios = judge(
+        change=lambda out: (out.float() * (1 + 0.006 * torch.randn(out.shape, generator=noise))).to(out.dtype)
+    )
     assert ratios["z2"] > 1
 
 
@@ -147,7 +166,9 @@ def test_sdpa_backends_pass(kind, dtype):
             )
 
     for check in ("value", "poison"):
-        measured = measure_kernel(check, attention, make_contract(dtype=dtype, **HEADS), max_length=300, seed=4, device="cpu")
+        measured = measure_kernel(
+            check, attention, make_contract(dtype=dtype, **HEADS), max_length=300, seed=4, device="cpu"
+        )
         assert not measured.refusals
         assert max(gate.value / gate.limit for gate in measured.gates) < 0.95
 
@@ -191,5 +212,7 @@ def test_long_check_keeps_its_promises():
     facts = {fact.name: fact.value for fact in good.facts}
     assert facts["candidate_calls"] <= 12
     assert facts["certified_to"] == 131072
-    bad = measure_kernel("long", lambda c: solve(c, seen=lose(100000, 100001)), contract, max_length=131072, seed=8, device="cpu")
+    bad = measure_kernel(
+        "long", lambda c: solve(c, seen=lose(100000, 100001)), contract, max_length=131072, seed=8, device="cpu"
+    )
     assert any(not gate.value <= gate.limit for gate in bad.gates)

@@ -93,7 +93,9 @@ def test_better_is_a_paired_comparison():
 def test_random_eviction_keeps_the_rest_of_the_stack(toy, monkeypatch):
     made = []
     real = model_controls._applied
-    monkeypatch.setattr(model_controls, "_applied", lambda session, members: made.append(members) or real(session, members))
+    monkeypatch.setattr(
+        model_controls, "_applied", lambda session, members: made.append(members) or real(session, members)
+    )
     stack = [entry("w4a16"), entry("streaming_llm", kv_budget=0.5), entry("kv8")]
     with open_session(baseline=toy, stack=stack) as session:
         session.measure("controls", {**SMALL, "contexts": 24})

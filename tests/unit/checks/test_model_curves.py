@@ -36,9 +36,7 @@ def toy():
 
 def opened(toy, name, candidate=None, **knobs):
     method = REGISTRY.get(name)
-    return open_session(
-        baseline=toy, candidate=candidate, stack=[(method, check_knobs(method, knobs, "test"))]
-    )
+    return open_session(baseline=toy, candidate=candidate, stack=[(method, check_knobs(method, knobs, "test"))])
 
 
 def decided(measured):
@@ -57,7 +55,9 @@ def test_the_operating_point_passes_and_the_cliff_below_it_is_named(toy):
         measured = session.measure("budget-curve", SMALL)
     decision = decided(measured)
     assert decision.verdict is Verdict.PASS
-    assert decision.headline.startswith("certified to budget 0.99 at 128 tokens (cliff between 0.99 and 0.495, within one")
+    assert decision.headline.startswith(
+        "certified to budget 0.99 at 128 tokens (cliff between 0.99 and 0.495, within one"
+    )
     assert measured.resolution == "certified from 1 to 0.99 of the context; 0.495 did not pass, at 128 tokens"
     assert facts(measured)["halvings_to_the_cliff"] == 1.0
     assert [p["verdict"] for p in measured.details["points"]] == ["PASS", "PASS", "FAIL", "FAIL", "FAIL"]

@@ -146,7 +146,11 @@ def test_screening_reads_other_texts_than_the_gate(toy, tmp_path):
         file.write_text("\f".join(f"w{i} " * 40 + "the " * 200 for i in range(5)), encoding="utf-8")
         ends = [
             documents(
-                session, Params(check="t", given={"first": first, "text": str(file)}), count=1, length=64, continuation=8
+                session,
+                Params(check="t", given={"first": first, "text": str(file)}),
+                count=1,
+                length=64,
+                continuation=8,
             ).digest
             for first in (0, FRESH)
         ]

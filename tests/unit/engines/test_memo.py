@@ -40,7 +40,9 @@ def test_one_different_bit_makes_the_folder_worthless(tmp_path):
     assert second.get("b") is None
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:40] + b"\xff" + b[41:], lambda b: b"", lambda b: b[:32]])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b[:40] + b"\xff" + b[41:], lambda b: b"", lambda b: b[:32]]
+)
 def test_a_damaged_file_is_a_missing_one(tmp_path, damage):
     first = process(tmp_path)
     first.put("a", VALUE)
@@ -93,7 +95,8 @@ def test_a_session_reads_the_baseline_of_an_earlier_process(tmp_path, monkeypatc
     monkeypatch.setattr(
         model_text, "continued_text", lambda session, side, *a: calls.append(side.name) or original(session, side, *a)
     )
-    monkeypatch.setattr("pytest_attnaccept.checks.model_session._BATCH", 2)  # several batches: the first is measured again
+    # Several batches: the first is measured again.
+    monkeypatch.setattr("pytest_attnaccept.checks.model_session._BATCH", 2)
     method = Registry.builtin().get("kv8")
     results = []
     for _ in range(2):

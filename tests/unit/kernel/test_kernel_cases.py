@@ -57,8 +57,21 @@ def test_fp8_scales_differ_and_are_not_one():
     assert len({(call.k_scale, call.v_scale) for call in calls}) > 1
 
 
-@pytest.mark.parametrize("keywords", [{}, {"q_lens": "square"}, {"q_lens": "decode"}, {"q_lens": (2, 16)}, {"q_lens": (300, 4000)}, {"q_heads": [2, 4, 6, 8], "head_dim": [16, 32, 48], "kv_heads": [1, 2]}, {"multiple_of": 16, "ragged": True},
-                                      {"alignment": "top_left"}, {"strides": "contiguous", "window": [None, 50], "page_size": [16, 32]}], ids=str)
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"q_lens": "square"},
+        {"q_lens": "decode"},
+        {"q_lens": (2, 16)},
+        {"q_lens": (300, 4000)},
+        {"q_heads": [2, 4, 6, 8], "head_dim": [16, 32, 48], "kv_heads": [1, 2]},
+        {"multiple_of": 16, "ragged": True},
+        {"alignment": "top_left"},
+        {"strides": "contiguous", "window": [None, 50], "page_size": [16, 32]},
+    ],
+    ids=str,
+)
 def test_every_planned_case_is_inside_the_contract(keywords):
     contract = make_contract(**keywords)
     plan = Planner(contract, 131072, 0, cpu=True)
@@ -90,7 +103,9 @@ def test_large_shapes_meet_every_pair_of_large_sizes(keywords):
 
     pairs = {(place(spec.q_len, queries), place(spec.kv_len, keys)) for spec in cases}
     assert {(q, kv) for q in range(1, 6) for kv in range(1, 5)} <= pairs
-    assert {(spec.layout, place(spec.kv_len, keys)) for spec in cases} >= {(name, kv) for name in plan.layouts() for kv in range(1, 5)}
+    assert {(spec.layout, place(spec.kv_len, keys)) for spec in cases} >= {
+        (name, kv) for name in plan.layouts() for kv in range(1, 5)
+    }
     assert any(spec.batch > 1 and spec.q_len == 1 and spec.kv_len == 8192 for spec in cases)
     assert max(spec.q_len for spec in cases) >= 2040
     assert all(spec.q_len * spec.kv_len < 2**22 for spec in cases)

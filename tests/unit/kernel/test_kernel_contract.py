@@ -49,7 +49,9 @@ def test_impossible_contracts_are_refused_with_a_reason(keywords, text):
 
 
 def test_every_pair_of_listed_values_is_combined():
-    contract = make_contract(q_heads=[8, 10], kv_heads=[1, 2], window=[None, 64], head_dim=[64, 80], softcap=[None, 20.0])
+    contract = make_contract(
+        q_heads=[8, 10], kv_heads=[1, 2], window=[None, 64], head_dim=[64, 80], softcap=[None, 20.0]
+    )
     variants = contract.variants()
     pairs = {(v.window, v.head_dim) for v in variants}
     assert pairs == {(None, 64), (None, 80), (64, 64), (64, 80)}

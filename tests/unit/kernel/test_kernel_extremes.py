@@ -10,8 +10,15 @@ from pytest_attnaccept.kernel.run import KERNEL_CHECKS, measure_kernel
 from pytest_attnaccept.taxonomy import Verdict
 
 FORWARD = [check for check in KERNEL_CHECKS if check != "backward"]
-SMALLEST = [{"window": 1}, {"head_dim": 1}, {"head_dim": 1, "dtype": "float32", "returns_lse": True}, {"head_dim": 2, "v_head_dim": 1},
-            {"window": 1, "sinks": True}, {"window": 1, "page_size": 16, "returns_lse": True}, {"q_heads": 1, "kv_heads": 1, "head_dim": 8}]
+SMALLEST = [
+    {"window": 1},
+    {"head_dim": 1},
+    {"head_dim": 1, "dtype": "float32", "returns_lse": True},
+    {"head_dim": 2, "v_head_dim": 1},
+    {"window": 1, "sinks": True},
+    {"window": 1, "page_size": 16, "returns_lse": True},
+    {"q_heads": 1, "kv_heads": 1, "head_dim": 8},
+]
 
 
 def failed(measured):
@@ -33,7 +40,11 @@ WRONG = {
     "two keys in a window of one, by bits": (lambda call: solve(replace(call, window=2)), {"window": 1}, "poison"),
     "the key before": (lambda call: solve(replace(call, window=1), lead=-1), {"window": 1}, "shapes"),
     "zeros in a window of one": (lambda call: solve(call, seen=hide(0, 10**9))[0], {"window": 1}, "long"),
-    "sink dropped in a window of one": (lambda call: solve(call, sink=lambda _: None), {"window": 1, "sinks": True}, "value"),
+    "sink dropped in a window of one": (
+        lambda call: solve(call, sink=lambda _: None),
+        {"window": 1, "sinks": True},
+        "value",
+    ),
     "scale of one feature": (lambda call: solve(call, scale=call.scale * 1.02), {"head_dim": 1}, "value"),
     "middle key lost with one feature": (lambda call: solve(call, seen=hide(100, 101)), {"head_dim": 1}, "value"),
     "one future key with one feature": (lambda call: solve(call, lead=1), {"head_dim": 1}, "poison"),

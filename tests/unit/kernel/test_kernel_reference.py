@@ -67,7 +67,9 @@ CONTRACTS = [
 def test_reference_equals_brute_force(keywords, q_len, kv_len, monkeypatch):
     monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 64 * 3 * 8 * 5)  # several blocks even at these sizes
     contract = make_contract(**keywords)
-    case = build_case(contract, CaseSpec(family="diffuse", batch=3, q_len=q_len, kv_len=kv_len, layout="fused", seed=3), "cpu")
+    case = build_case(
+        contract, CaseSpec(family="diffuse", batch=3, q_len=q_len, kv_len=kv_len, layout="fused", seed=3), "cpu"
+    )
     index = row_sample(case, 64)
     rows = reference_rows(case.call, semantics_of(case.call, contract.alignment), index, precision_of(contract))
     for batch, head, row in [(0, 0, 0), (1, 3, q_len - 1), (2, case.variant.q_heads - 1, q_len // 2)]:
@@ -80,17 +82,26 @@ def test_memory_stays_flat(monkeypatch):
     """No block holds more than the block budget, whatever the length."""
     contract = make_contract(head_dim=16, q_heads=2, kv_heads=1)
     case = build_case(contract, CaseSpec(batch=1, q_len=16, kv_len=50000, seed=1), "cpu")
-    sizes = [block.s.numel() for block in reference.blocks(case.call, semantics_of(case.call, "bottom_right"), row_sample(case, 16))]
+    sizes = [
+        block.s.numel()
+        for block in reference.blocks(case.call, semantics_of(case.call, "bottom_right"), row_sample(case, 16))
+    ]
     assert max(sizes) <= reference._BLOCK_ELEMENTS
     monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 2**14)
-    sizes = [block.s.numel() for block in reference.blocks(case.call, semantics_of(case.call, "bottom_right"), row_sample(case, 16))]
+    sizes = [
+        block.s.numel()
+        for block in reference.blocks(case.call, semantics_of(case.call, "bottom_right"), row_sample(case, 16))
+    ]
     assert max(sizes) <= 2**14
 
 
 def test_a_window_skips_the_blocks_that_nobody_sees():
     contract = make_contract(head_dim=16, q_heads=2, kv_heads=1, window=100)
     case = build_case(contract, CaseSpec(batch=1, q_len=8, kv_len=20000, seed=1), "cpu")
-    keys = [block.s.shape[-1] for block in reference.blocks(case.call, semantics_of(case.call, "bottom_right"), row_sample(case, 16))]
+    keys = [
+        block.s.shape[-1]
+        for block in reference.blocks(case.call, semantics_of(case.call, "bottom_right"), row_sample(case, 16))
+    ]
     assert sum(keys) == 107
 
 

@@ -18,15 +18,30 @@ SMALL = {"q_heads": 4, "kv_heads": 2, "head_dim": 32}
 
 
 def run(check, fn, length=200, seed=5, **keywords):
-    return measure_kernel(check, fn, make_contract(**SMALL | keywords), max_length=length, seed=seed, device="cpu", profile="smoke")
+    return measure_kernel(
+        check, fn, make_contract(**SMALL | keywords), max_length=length, seed=seed, device="cpu", profile="smoke"
+    )
 
 
 def failed(measured):
-    return any(not gate.value <= gate.limit for gate in measured.gates) or any(r.verdict is Verdict.FAIL for r in measured.refusals)
+    return any(not gate.value <= gate.limit for gate in measured.gates) or any(
+        r.verdict is Verdict.FAIL for r in measured.refusals
+    )
 
 
 def test_names_of_the_checks():
-    assert KERNEL_CHECKS == ("selftest", "value", "lse", "poison", "relations", "inputs", "shapes", "long", "repeat", "backward")
+    assert KERNEL_CHECKS == (
+        "selftest",
+        "value",
+        "lse",
+        "poison",
+        "relations",
+        "inputs",
+        "shapes",
+        "long",
+        "repeat",
+        "backward",
+    )
     with pytest.raises(UnknownNameError, match="poison"):
         run("posion", solve)
 
@@ -47,7 +62,10 @@ def test_same_seed_same_data_other_seed_other_data():
 
 
 def test_nothing_to_measure_is_not_applicable_with_a_reason():
-    for check, keywords, text in (("backward", {}, "backward=True"), ("poison", {"causal": False}, "nothing is masked")):
+    for check, keywords, text in (
+        ("backward", {}, "backward=True"),
+        ("poison", {"causal": False}, "nothing is masked"),
+    ):
         (refusal,) = run(check, solve, **keywords).refusals
         assert refusal.verdict is Verdict.NOT_APPLICABLE
         assert text in refusal.reason
@@ -96,7 +114,10 @@ def test_rules_around_a_call(fn, text):
 
 
 def test_a_missing_or_misshaped_lse_fails():
-    for fn, text in ((lambda c: solve(c)[0], "no lse came back"), (lambda c: (solve(c)[0], solve(c)[1].sum(-1)), "lse has shape")):
+    for fn, text in (
+        (lambda c: solve(c)[0], "no lse came back"),
+        (lambda c: (solve(c)[0], solve(c)[1].sum(-1)), "lse has shape"),
+    ):
         (refusal,) = run("value", fn, returns_lse=True).refusals
         assert refusal.verdict is Verdict.FAIL
         assert text in refusal.reason
@@ -170,7 +191,12 @@ def sdpa_without_gqa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal
 
 @pytest.mark.parametrize(
     "fn",
-    [F.scaled_dot_product_attention, sdpa_without_mask, sdpa_without_gqa, functools.partial(F.scaled_dot_product_attention, dropout_p=0.0)],
+    [
+        F.scaled_dot_product_attention,
+        sdpa_without_mask,
+        sdpa_without_gqa,
+        functools.partial(F.scaled_dot_product_attention, dropout_p=0.0),
+    ],
 )
 def test_sdpa_like_functions_are_taken_as_they_are(fn):
     assert sdpa_parameters(fn) is not None
@@ -178,7 +204,11 @@ def test_sdpa_like_functions_are_taken_as_they_are(fn):
         assert not failed(run(check, fn))
 
 
-@pytest.mark.parametrize("keywords", [{"causal": False}, {"window": 20}, {"ragged": True}, {"alignment": "top_left"}, {"q_lens": "decode"}], ids=str)
+@pytest.mark.parametrize(
+    "keywords",
+    [{"causal": False}, {"window": 20}, {"ragged": True}, {"alignment": "top_left"}, {"q_lens": "decode"}],
+    ids=str,
+)
 def test_sdpa_under_other_contracts(keywords):
     measured = run("value", F.scaled_dot_product_attention, **keywords)
     assert not failed(measured)
@@ -191,7 +221,9 @@ def test_functions_of_one_call_are_not_sdpa_like():
     assert sdpa_parameters(lambda *arguments, **keywords: None) is None
 
 
-@pytest.mark.parametrize("keywords", [{"sinks": True}, {"softcap": 5.0}, {"page_size": 16}, {"returns_lse": True}, {"alibi": True}], ids=str)
+@pytest.mark.parametrize(
+    "keywords", [{"sinks": True}, {"softcap": 5.0}, {"page_size": 16}, {"returns_lse": True}, {"alibi": True}], ids=str
+)
 def test_what_the_sdpa_signature_cannot_carry_is_a_contract_error(keywords):
     with pytest.raises(ContractError, match="cannot be given"):
         run("value", F.scaled_dot_product_attention, **keywords)
