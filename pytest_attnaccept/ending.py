@@ -77,7 +77,7 @@ def summarize(reporter: Any, gate: GateSession) -> None:
         quality_only=not gate.profile.performance,
         again=_again(reporter.config),
     )
-    reporter.section("attention acceptance")
+    reporter.write_sep("=", "attention acceptance")
     for text, good in lines:
         reporter.write_line(text, **({} if good is None else {"green": True} if good else {"red": True}))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_attnaccept.errors import SchemaError, UnknownNameError
+from pytest_attnaccept.errors import SchemaError, UnknownNameError, suggest
 from pytest_attnaccept.limits import Limit, parse_limits
 from pytest_attnaccept.profile_checks import MOST_CONTEXTS, parse_benchmark, parse_long_range
 from pytest_attnaccept.strict_yaml import Node, load
@@ -156,7 +156,8 @@ def load_profile(name: str, where: str = "--accept-profile") -> Profile:
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
-            raise SchemaError(f"{where}: profile file {name} does not exist")
+            near = suggest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
+            raise SchemaError(f"{where}: profile file {name} does not exist, seen from {Path.cwd()}.{near}")
         own = parse_profile(load(path))
         # "GATE PASS under profile release" must mean the shipped one.
         return replace(own, name=f"{own.name} ({path.name})") if own.name in BUILTIN_PROFILES else own

@@ -123,8 +123,18 @@ def _explained(spec: ModelSpec, error: Exception) -> Exception:
             f" {text}"
         )
     if "/" not in spec.source and not Path(spec.source).exists():
-        return UnknownNameError("model", spec.source, (*EMBEDDED, SMOLLM2, "a directory", "a Hub name (owner/name)"))
-    return EngineError(f"model {spec.spec!r} cannot be loaded. {text}")
+        folders = [f"./{config.parent.name}" for config in Path.cwd().glob("*/config.json")]
+        known = (*EMBEDDED, SMOLLM2, *folders, "a directory", "a Hub name (owner/name)")
+        return UnknownNameError("model", spec.source, known)
+    return EngineError(f"model {spec.spec!r} cannot be loaded{_no_folder(Path(spec.source))}. {text}")
+
+
+def _no_folder(place: Path) -> str:
+    """Say that `place` is no folder here where its parent is one: then a path was meant, and the Hub is asked in vain."""
+    if place.is_dir() or not place.parent.is_dir():
+        return ""
+    near = suggest(place.name, [p.name for p in place.parent.glob("*/")])
+    return f": there is no such folder in {place.parent}, seen from {Path.cwd()}, and as a name on the Hub it failed.{near}"
 
 
 def load_tokenizer(place: str, *, revision: str | None = None, trust: bool = False) -> Any:

@@ -19,8 +19,9 @@ BEYOND = 110
 
 def plan_lines(plan: Plan, profile: Profile) -> list[str]:
     """Return the lines that ``--accept-plan`` prints."""
+    title = f" ({profile.title})" if profile.title else ""
     lines = [
-        f"plan under profile {profile.name} ({profile.title}): {_items(plan)}, digest {plan.digest()}",
+        f"plan under profile {profile.name}{title}: {_items(plan)}, digest {plan.digest()}",
         f"claim of a PASS: {profile.claim}",
     ]
     cells: dict[str, list[PlannedItem]] = {}
@@ -54,6 +55,8 @@ def _sample(item: PlannedItem, profile: Profile, family: int) -> str:
         return "INCOMPLETE: this version cannot measure it, so this profile cannot pass"
     name = item.check.split("-")[0]
     params: Mapping[str, object] = item.params
+    if name in ("needle", "perplexity") and name not in item.limits:
+        return f"no limit {name}: cannot pass"
     if name == "needle" and "needle" in item.limits:
         questions = int(str(params.get("questions_per_context", 1)))
         return _needle_power(int(str(params.get("contexts", 0))), questions, item.limits["needle"], profile, family)

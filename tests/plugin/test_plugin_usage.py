@@ -1,5 +1,7 @@
 """Mistakes of the user: found before any item, exit 4 serial and non-zero under xdist, with the fix in the message."""
 
+import re
+
 import pytest
 from scripted import GATE, H2O, N, Project
 
@@ -107,7 +109,7 @@ def test_fixture_requested_dynamically(project: Project) -> None:
 
 OPTIONS = {
     "--accept-profile=longctxx": "Did you mean 'longctx'?",
-    "--accept-profile=nowhere.yaml": "does not exist",
+    "--accept-profile=nowhere.yaml": "does not exist, seen from",
     "--accept-seed=-1": "--accept-seed",
     "--accept-seed=1.5": "--accept-seed",
     "--accept-dtype=float8": "--accept-dtype",
@@ -207,3 +209,8 @@ def test_a_candidate_of_the_users_own_combines_what_it_likes(project: Project, c
     project.file("test_gate.py", TWO_EVICTIONS.replace("CALL", call))
     out = project.run(GATE)
     assert (out.ret, out.gate) == (0, "PASS")
+
+
+def test_the_verdict_stands_right_below_its_heading(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    assert re.search(r"\n=+ attention acceptance =+\nGATE PASS under", project.run(GATE).text)

@@ -197,6 +197,23 @@ def test_the_plan_of_a_suite_holds_its_recorded_logs_and_names_it_as_pytest_does
     assert "every item of the two logs, margin 0.02" in out
 
 
+def test_the_plan_says_which_item_has_no_limit_and_cannot_pass(tmp_path, capsys):
+    profile = tmp_path / "mine.yaml"
+    checks = "perplexity: {documents: 20, tier: 1}, needle: {tiers: [1], contexts: 20}"
+    profile.write_text(f"schema: 1\nname: mine\nclaim: c\nchecks: {{{checks}}}\n", encoding="utf-8")
+    suite = tmp_path / "kv.accept.yaml"
+    suite.write_text(
+        "schema: 1\nmodels: {a: toy-gqa}\nfactors: {kv: {kv8: {method: kv8}}}\nships: {s: {kv: kv8}}\n",
+        encoding="utf-8",
+    )
+    assert main(["plan", str(suite), "--profile", str(profile)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("plan under profile mine: 2 items")
+    assert "no limit perplexity: cannot pass" in text
+    assert "no limit needle: cannot pass" in text
+    assert "deterministic" not in text
+
+
 def test_the_plan_says_what_each_sample_costs(capsys):
     suite = Path(__file__).parents[2] / "suites" / "longctx.accept.yaml"
     assert main(["plan", str(suite)]) == 0

@@ -74,10 +74,10 @@ def test_footprint_may_name_the_patterns_of_the_deployment_but_no_padded_batch()
 def test_names_and_files(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'longctx'"):
         load_profile("longctxx")
-    with pytest.raises(SchemaError, match="does not exist"):
-        load_profile(str(tmp_path / "none.yaml"))
     path = tmp_path / "p.yaml"
     path.write_text(MINIMAL)
+    with pytest.raises(SchemaError, match=r"does not exist, seen from .*Did you mean 'p\.yaml'\?"):
+        load_profile(str(tmp_path / "q.yaml"))
     assert load_profile(str(path)).name == "mine"
 
 

@@ -108,6 +108,21 @@ def test_a_folder_that_is_not_there_names_its_neighbour(tmp_path, twin):
     assert found.value.__cause__ is None
 
 
+def test_a_path_without_a_dot_names_its_neighbour_too(tmp_path, monkeypatch):
+    """It may be a name on the Hub, so the Hub is asked first; its answer alone would send the reader to the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("models/my-model", "my-model"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(EngineError, match=r"no such folder in models, seen from .* Did you mean 'my-model'\?"):
+        load(parse_spec("models/my-modle"))
+    with pytest.raises(UnknownNameError, match=r"Did you mean './my-model'\?"):
+        load(parse_spec("my-modle"))
+    with pytest.raises(EngineError, match=r"^model 'nobody/nothing' cannot be loaded\. "):
+        load(parse_spec("nobody/nothing"))
+
+
 def test_the_trained_length_comes_from_the_side_file_first(toy, tmp_path):
     assert toy.trained_length == 256
     (tmp_path / "attnaccept.json").write_text(json.dumps({"trained_length": 77}), encoding="utf-8")
