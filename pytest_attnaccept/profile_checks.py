@@ -15,7 +15,6 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from pytest_attnaccept.errors import ContractError, UnknownNameError
@@ -64,8 +63,12 @@ def parse_long_range(node: Node) -> dict[str, object]:
 def foreign_modules(long_range: Mapping[str, object]) -> tuple[str, ...]:
     """Return the modules of the families that other packages offer: their code decides what is asked."""
     families = long_range.get("families")
-    asked = {str(entry["family"]) for entry in families.values()} if isinstance(families, Mapping) else set()
-    points = entry_points(group="pytest_attnaccept.tasks") if asked else ()
+    if not isinstance(families, Mapping):
+        return ()
+    from pytest_attnaccept.tasks.families import offered, task_families
+
+    asked = {str(entry["family"]) for entry in families.values()} - set(task_families())
+    points = offered() if asked else ()
     return tuple(sorted({str(point.value).partition(":")[0] for point in points if point.name in asked}))
 
 
@@ -98,17 +101,21 @@ def _families(node: Node) -> dict[str, dict[str, object]]:
 def _entry(node: Node, name: str, value: object) -> dict[str, object]:
     """Return one entry of ``families``, at `node`: which family, its parameters, and for real data where it is."""
     from pytest_attnaccept.tasks.data.load import DATA_FAMILIES
-    from pytest_attnaccept.tasks.families import family_names
+    from pytest_attnaccept.tasks.families import offered, task_families
 
     parameters = {} if value is None else value
     if not isinstance(parameters, Mapping):
         raise node.error(f"families: {name!r}: {value!r} must be a mapping of parameters", name)
     family = parameters.get("family", name)
-    known = (*family_names(), *DATA_FAMILIES)
-    if family not in known:
-        raise UnknownNameError("task family", str(family), known, node.where(name if name in node else "families"))
+    where = node.where(name if name in node else "families")
+    if not isinstance(family, str):
+        raise UnknownNameError("task family", str(family), task_families(), where)
     if family in DATA_FAMILIES:
         return _data(node, name, family, parameters)
+    if family not in task_families():
+        known = (*task_families(), *DATA_FAMILIES, *(point.name for point in offered()))
+        if family not in known:
+            raise UnknownNameError("task family", family, known, where)
     rest = {key: each for key, each in parameters.items() if key != "family"}
     if rest:
         _check_parameters(value if isinstance(value, Node) else node, family, rest)

@@ -13,7 +13,7 @@ from pytest_attnaccept.profiles import load_profile, parse_profile
 from pytest_attnaccept.protocol import StackEntry, not_gated_yet, required_depth
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.strict_yaml import load_text
-from pytest_attnaccept.tasks import task_families
+from pytest_attnaccept.tasks import families, task_families
 from pytest_attnaccept.taxonomy import Kind, Surface
 
 REGISTRY = Registry.builtin()
@@ -271,7 +271,7 @@ def test_families_of_other_packages_name_the_module_that_makes_them(monkeypatch)
     class Point:
         name, value = "doors", "mytasks.house:DOORS"
 
-    monkeypatch.setattr(profile_checks, "entry_points", lambda group: [Point])
+    monkeypatch.setattr(families, "entry_points", lambda group: [Point])
     asked = {"families": {"kv_recall": {"family": "kv_recall"}, "mine": {"family": "doors"}}}
     assert profile_checks.foreign_modules(asked) == ("mytasks.house",)
     assert profile_checks.foreign_modules({"families": {"kv_recall": {"family": "kv_recall"}}}) == ()
