@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pytest_attnaccept.__main__ import main
-from pytest_attnaccept.profiles import parse_profile
+from pytest_attnaccept.profiles import load_profile, parse_profile
 from pytest_attnaccept.registry import Registry
 from pytest_attnaccept.strict_yaml import load_text
 from pytest_attnaccept.suites import load_suite
@@ -75,6 +75,13 @@ def test_suites_and_profiles_are_valid(tmp_path):
 def test_the_profile_of_the_task_page_is_valid_but_for_the_family_that_it_adds():
     text = dict(yaml_files())["doors.profile.yaml"].replace("doors: {doors: 4}", "needle: {}")
     assert parse_profile(load_text(text, "p.yaml")).name == "doors"
+
+
+def test_the_profile_of_the_benchmark_page_is_complete(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "mine.profile.yaml").write_text(dict(yaml_files())["mine.profile.yaml"], encoding="utf-8")
+    found = load_profile(str(tmp_path / "mine.profile.yaml"))
+    assert set(found.limits) == set(found.checks) - {"footprint"}
 
 
 TRANSCRIPTS = re.findall(
