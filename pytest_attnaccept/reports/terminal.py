@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,8 +56,18 @@ def summary_lines(
 
 
 def _again(result: GateResult, again: str) -> str:
-    """Return the command that measures what is not green; ``--lf`` would never start an item that was not run at all."""
-    return again.replace(" --lf ", " ") if any(r.record is None for r in result.blocking) else again
+    """Return the command that measures what is not green; ``--lf`` would never start an item that was not run at all.
+
+    Nor would ``-k`` or ``-m`` start one that they deselected.
+    """
+    unmeasured = [r for r in result.blocking if r.record is None]
+    if not unmeasured:
+        return again
+    words = [word for word in shlex.split(again) if word != "--lf"]
+    if any("deselected" in r.headline for r in unmeasured):
+        selecting = [i for i, word in enumerate(words) if word in ("-k", "-m")]
+        words = [word for i, word in enumerate(words) if i not in selecting and i - 1 not in selecting]
+    return shlex.join(words)
 
 
 def _evidence(out: Path, again: str) -> str:

@@ -402,6 +402,14 @@ def test_the_command_to_go_on_repeats_what_was_called(failed: Project) -> None:
     assert "pytest --accept-profile=smoke --accept-out=there -k 'test_kv4 or test_h2o' --accept-seed=3 --lf" in out.text
 
 
+def test_the_command_to_go_on_reaches_what_was_deselected(project: Project) -> None:
+    project.file("test_gate.py", TWO)
+    out = project.run(GATE, "-k", "kv4 and not footprint", "--accept-seed=3")
+    assert (out.ret, out.gate) == (1, "INCOMPLETE")
+    assert "is not green: pytest --accept-profile=smoke --accept-seed=3 --accept-resume\n" in out.text
+    assert project.run(GATE, "--accept-seed=3", "--accept-resume").gate == "PASS"
+
+
 def test_a_compiled_candidate_is_measured_again(project: Project) -> None:
     """Only its name is known: it may have been built anew since."""
     project.file("test_gate.py", "import math\n" + H2O.replace("accept.model()", "accept.model(math.floor)"))
