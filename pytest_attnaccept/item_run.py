@@ -31,6 +31,8 @@ from pytest_attnaccept.verdict import Decision, decide
 
 __all__ = ["ItemRun"]
 
+_MEASURED_WITH = ("torch", "transformers", "tokenizers", "safetensors")  # the extra hf; the core judges records only
+
 Fingerprint = Callable[[], Mapping[str, str]]
 
 
@@ -80,6 +82,8 @@ class ItemRun:
         except EngineError as error:  # its cause is pages of a library that looked for a file: not shown
             return self._end(_decision(Verdict.INCOMPLETE, str(error)), Measured(), {}, started)
         except (Exception, SystemExit) as error:  # a candidate must not end the process either
+            if lacking := _not_installed(error):
+                return self._end(_decision(Verdict.INCOMPLETE, lacking), Measured(), {}, started)
             cause = error.__cause__ or error
             text = str(error) if isinstance(error, AttnAcceptError) else f"{type(error).__name__}: {error}"
             said = text if "the candidate" in text.split(" raised")[0] else f"the candidate raised {text}"
@@ -172,6 +176,12 @@ class ItemRun:
             details={},
             seconds=time.perf_counter() - started,
         )
+
+
+def _not_installed(error: BaseException) -> str:
+    """Say what the environment lacks, where that stopped the measurement: the candidate is not to blame for it."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return f"{name} is not installed: pip install 'pytest-attnaccept[hf]'" if name in _MEASURED_WITH else ""
 
 
 def _decision(verdict: Verdict, headline: str) -> Decision:

@@ -65,6 +65,8 @@ ACTIONS = {
     "invalid": lambda c: _refuse(c, Verdict.INVALID, "the candidate is bit-identical to the baseline"),
     "neutral": lambda c: Measured(refusals=(Refusal(verdict=Verdict.NOT_APPLICABLE, reason="no such feature"),)),
     "raise": lambda c: _raise(RuntimeError("boom")),
+    "core only": lambda c: _raise(ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")),
+    "own module": lambda c: _raise(ModuleNotFoundError("No module named 'mine'", name="mine")),
     "chinese": lambda c: _raise(RuntimeError("内核越界")),
     "lines": lambda c: _raise(RuntimeError("first line\\nsecond line " + "x" * 900)),
     "surrogate": lambda c: _raise(RuntimeError("bad name \\udcff and \\x00")),

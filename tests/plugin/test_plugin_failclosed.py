@@ -347,3 +347,14 @@ def test_a_test_that_measures_nothing_says_why(project: Project, line: str, why:
     out = project.run(GATE)
     assert (out.ret, out.tally) == (1, {"INCOMPLETE": N})
     assert f"not measured: {why}" in out.headline("test_gate.py::test_h2o[footprint]")
+
+
+def test_what_is_not_installed_is_not_held_against_the_candidate(project: Project) -> None:
+    project.file("test_gate.py", H2O)
+    project.script(footprint="core only", perplexity="own module")
+    out = project.run(GATE)
+    assert (out.ret, out.tally) == (1, {"PASS": N - 2, "INCOMPLETE": 1, "FAIL": 1})
+    assert "torch is not installed: pip install 'pytest-attnaccept[hf]'" in out.headline(
+        "test_gate.py::test_h2o[footprint]"
+    )
+    assert "the candidate raised ModuleNotFoundError" in out.headline("test_gate.py::test_h2o[perplexity]")
