@@ -186,7 +186,7 @@ class GateSession:
         counts = self.options.resume and self.sees_all
         problems = [self.partial] if self.partial and not counts else []
         plan, records, more = self.shards.collect(fallback=self.plan(), restate=self._restate)
-        problems += [p for p in [*more, *self.problems, *self.usage_errors] if p not in problems]
+        problems = list(dict.fromkeys([*problems, *more, *self.problems, *self.usage_errors]))
         problems += self._lost_records(records)
         self.result = self._explained(judge(plan, records, problems))
         if plan.items or self.options.explicit:

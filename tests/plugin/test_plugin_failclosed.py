@@ -358,3 +358,9 @@ def test_what_is_not_installed_is_not_held_against_the_candidate(project: Projec
         "test_gate.py::test_h2o[footprint]"
     )
     assert "the candidate raised ModuleNotFoundError" in out.headline("test_gate.py::test_h2o[perplexity]")
+
+
+def test_a_problem_is_said_once(project: Project) -> None:
+    project.file("test_gate.py", "import nowhere_at_all\n" + H2O)
+    out = project.run(GATE)
+    assert (out.ret, out.text.count("files could not be collected")) == (2, 1)
