@@ -28,33 +28,36 @@ limits:
 
 
 def gate(
-    pytester: pytest.Pytester, wikitext: Path, mark: str, *arguments: str, documents: int, tier: float
+    pytester: pytest.Pytester, wikitext: Path, marks: dict[str, str], *arguments: str, documents: int, tier: float
 ) -> dict[str, str]:
-    """Run one marked test under the profile and return the verdict of each check."""
+    """Run one marked test per name in one session, which measures the baseline once; return the headline of each item."""
     profile = pytester.path / "real.yaml"
     profile.write_text(PROFILE.format(text=wikitext, documents=documents, tier=tier), encoding="utf-8")
-    pytester.makepyfile(
-        test_case=f"import pytest\n\n\n@pytest.mark.approximate({mark})\ndef test_it(accept):\n    accept.model()\n"
-    )
+    cases = [
+        f"@pytest.mark.approximate({mark})\ndef test_{name}(accept):\n    accept.model()\n"
+        for name, mark in marks.items()
+    ]
+    pytester.makepyfile(test_case="\n\n".join(["import pytest\n", *cases]))
     pytester.runpytest_inprocess(
         f"--accept-profile={profile}", "--accept-model=smollm2-135m", "-p", "no:cacheprovider", *arguments
     )
     verdicts = json.loads((pytester.path / ".attnaccept" / "verdict.json").read_text(encoding="utf-8"))
-    return {i["item"].rsplit("[", 1)[1][:-1]: i["headline"] for i in verdicts["items"]}
+    return {i["item"].rsplit("::test_", 1)[1]: i["headline"] for i in verdicts["items"]}
 
 
 def test_perplexity_does_not_fail_streaming_llm_and_the_needle_does(pytester, wikitext, smollm2):
     """Half of the cache is gone: next tokens are a little worse, and most facts cannot be found any more."""
-    mark = "method='streaming_llm', kv_budget=0.5"
-    found = gate(pytester, wikitext, mark, "-k", "perplexity or needle", documents=24, tier=0.0625)
-    assert not found["perplexity"].startswith("FAIL"), found
-    assert found["needle-0.125x"].startswith("FAIL"), found
+    marks = {"half": "method='streaming_llm', kv_budget=0.5"}
+    found = gate(pytester, wikitext, marks, "-k", "perplexity or needle", documents=16, tier=0.0625)
+    assert not found["half[perplexity]"].startswith("FAIL"), found
+    assert found["half[needle-0.125x]"].startswith("FAIL"), found
 
 
-@pytest.mark.parametrize("tier", [pytest.param(1 / 64, id="128"), pytest.param(1 / 32, id="256", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "tier", [pytest.param(1 / 64, id="128"), pytest.param(1 / 32, id="256", marks=pytest.mark.full)]
+)
 def test_two_bits_fail_on_text_and_eight_do_not(pytester, wikitext, smollm2, tier):
-    size = {"documents": 60, "tier": tier}
-    eight = gate(pytester, wikitext, "method='kv8'", "-k", "perplexity", **size)
-    assert eight["perplexity"].startswith("PASS"), eight
-    two = gate(pytester, wikitext, "method='kv2'", "-k", "perplexity", **size)
-    assert two["perplexity"].startswith("FAIL"), two
+    marks = {"eight": "method='kv8'", "two": "method='kv2'"}
+    found = gate(pytester, wikitext, marks, "-k", "perplexity", documents=60, tier=tier)
+    assert found["eight[perplexity]"].startswith("PASS"), found
+    assert found["two[perplexity]"].startswith("FAIL"), found
