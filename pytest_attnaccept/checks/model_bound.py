@@ -26,6 +26,8 @@ def marks_of(session: ModelSession) -> dict[str, str]:
         marks[f"{side.name}.weights"] = session.weights[side.name]
         marks[f"{side.name}.config"] = config_digest(side.model)
         marks[f"{side.name}.tokenizer"] = tokenizer_digest(side.loaded.tokenizer)
+        # Tiers are multiples of it, and it may stand in a file that belongs to no configuration.
+        marks[f"{side.name}.trained_length"] = str(side.loaded.trained_length)
         marks[f"{side.name}.trust_remote_code"] = str(side.loaded.trust_remote_code).lower()
         marks[f"{side.name}.attention"] = side.around.attn_implementation or str(
             getattr(side.model.config, "_attn_implementation", "")

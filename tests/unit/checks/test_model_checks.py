@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -77,14 +78,16 @@ def test_an_unknown_check_gets_a_suggestion(toy):
 
 
 def test_the_fingerprint_changes_with_every_field(toy):
-    def mark(seed=0, **knobs):
-        with open_session(baseline=toy, stack=stack(("h2o", {"kv_budget": 0.5, **knobs})), seed=seed) as opened:
+    def mark(seed=0, base=toy, **knobs):
+        with open_session(baseline=base, stack=stack(("h2o", {"kv_budget": 0.5, **knobs})), seed=seed) as opened:
             return opened.fingerprint()
 
     reference = mark()
     assert mark() == reference
     assert mark(seed=1)["seed"] != reference["seed"]
     assert mark(kv_budget=0.25)["stack"] != reference["stack"]
+    shorter = mark(base=dataclasses.replace(toy, trained_length=128))
+    assert shorter["baseline.trained_length"] == "128" != reference["baseline.trained_length"]
     assert all(isinstance(value, str) for value in reference.values())
 
 
