@@ -171,25 +171,31 @@ def _scored(gate: PairedScores, margin: float, alpha_pass: float, alpha_fail: fl
 
 
 def _needs(gate: PairedCounts | PairedScores, upper: float, margin: float, alpha: float) -> str:
-    """Say what would decide an undecided item, or that more of the same will not."""
-    from pytest_attnaccept.stats import hopeless, items_to_decide, items_to_decide_scores
+    """Say what would decide an undecided item, or that more of the same will not.
 
+    Numbers are sample sizes to plan: a plan that looks early needs more than one that looks once.
+    """
+    from pytest_attnaccept.stats import hopeless, items_to_decide, items_to_decide_scores
+    from pytest_attnaccept.stats.sequential import INFLATION
+
+    looks = 1.0 if gate.alpha_pass is None else INFLATION
     if isinstance(gate, PairedCounts):
         need = items_to_decide(gate.losses, gate.gains, gate.n, margin, alpha=alpha)
         if need is None or hopeless(gate.losses, gate.gains, gate.n, max(need, gate.n), margin, alpha=alpha):
             return "more items at these rates will not make it pass"
-        return f"needs n={need} for PASS with 80 % probability if the rest shows no loss"
+        return f"needs n={math.ceil(looks * need)} for PASS with 80 % probability if the rest shows no loss"
     mean = sum(gate.losses) / len(gate.losses)
     if mean >= margin:
         return "the estimate is not below the margin: more items will not make it pass"
     need = items_to_decide_scores(gate.losses, margin, upper=upper, alpha=alpha)
     if need is None:
         return "no practical number of items decides this at the observed difference"
-    text = f"needs n={need} for PASS with 80 % probability if the rest shows no loss"
+    text = f"needs n={math.ceil(looks * need)} for PASS with 80 % probability if the rest shows no loss"
     if mean <= 0:
         return text
     same = items_to_decide_scores(gate.losses, margin, upper=upper, further_loss=mean, alpha=alpha)
-    return f"{text}, {'beyond reach' if same is None else f'n={same}'} if it loses as much as these"
+    more = "beyond reach" if same is None else f"n={math.ceil(looks * same)}"
+    return f"{text}, {more} if it loses as much as these"
 
 
 def _level(planned: float | None, full: float) -> float:
