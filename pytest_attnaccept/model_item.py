@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pytest_attnaccept.errors import EngineError
 from pytest_attnaccept.items import ItemSpec
 from pytest_attnaccept.measurement import Measured
 from pytest_attnaccept.protocol import MODEL_STATE
@@ -101,6 +102,11 @@ def _state_of_model(check: str, session: Any, seed: int) -> Measured:
     from pytest_attnaccept.state.model_level import measure_model_state
 
     side, base = session.candidate, session.baseline
+    if side.around.prefill_context is not None:
+        raise EngineError(
+            f"{check} fills caches in calls of its own and would never enter the prefill_context: a candidate with one is"
+            " compared in `equality` only; use context= for what holds in every call"
+        )
     measured = measure_model_state(
         check,
         side.model,

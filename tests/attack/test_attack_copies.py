@@ -22,6 +22,8 @@ from pytest_attnaccept.methods.claims import budget_entries
 from pytest_attnaccept.methods.codec import Codec
 from pytest_attnaccept.methods.eviction import SinksAndRecent
 from pytest_attnaccept.methods.layer import PolicyLayer
+from pytest_attnaccept.model_item import _state_of_model
+from pytest_attnaccept.protocol import MODEL_STATE
 from pytest_attnaccept.registry import Registry, check_knobs
 from pytest_attnaccept.taxonomy import Verdict
 from pytest_attnaccept.verdict import decide
@@ -321,3 +323,19 @@ def test_drafts_over_what_is_left_before_the_question_are_not_measured(toy):
         pytest.raises(EngineError, match="prefill_context"),
     ):
         session.measure("speculation", {"documents": 1})
+
+
+def test_calls_that_never_enter_a_prefill_context_say_nothing_about_it(toy):
+    """The state checks of a model fill caches themselves: both sides would be the baseline."""
+
+    def halved(model):
+        raise AssertionError("entered")
+
+    given = Candidate(toy.model, prefill_context=halved)
+    with open_session(candidate=given, baseline=toy, stack=stack(("chunked_prefill", {}))) as session:
+        for check in MODEL_STATE:
+            with pytest.raises(EngineError, match="prefill_context"):
+                _state_of_model(check, session, 0)
+    told = Candidate(toy.model, context=nullcontext)
+    with open_session(candidate=told, baseline=toy, stack=stack(("chunked_prefill", {}))) as session:
+        assert decide(_state_of_model("chunked", session, 0), {}).verdict is Verdict.PASS
