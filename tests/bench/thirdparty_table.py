@@ -151,10 +151,20 @@ def measured(row: Row) -> dict[str, object]:
 
 def as_expected(row: Row, stored: dict[str, Any]) -> bool:
     """Return whether the gate said of the row what it has to say."""
+    unmeasured = _unmeasured(stored)
     if row.expected == HONEST:
-        return not stored["accused"]
+        return not stored["accused"] and not unmeasured
     passed = all(verdict in ("PASS", "NOT_APPLICABLE") for verdict in stored["verdicts"].values())
-    return not passed and bool(re.search(row.words, "\n".join(stored["accused"])))
+    return not passed and bool(re.search(row.words, "\n".join([*stored["accused"], *unmeasured])))
+
+
+def _unmeasured(stored: dict[str, Any]) -> list[str]:
+    """Return why items were not measured: a candidate that cannot be called is told so, not accused."""
+    return [
+        f"{check} INCOMPLETE: {stored['headlines'][check]}"
+        for check, verdict in stored["verdicts"].items()
+        if verdict == "INCOMPLETE"
+    ]
 
 
 def versions() -> dict[str, str]:
@@ -168,9 +178,7 @@ def versions() -> dict[str, str]:
 
 def said(stored: dict[str, Any]) -> str:
     """Return what the gate said, for the table."""
-    if stored["accused"]:
-        return str(stored["accused"][0])
-    return "no accusation"
+    return next(iter([*stored["accused"], *_unmeasured(stored)]), "no accusation")
 
 
 def line(row: Row, stored: dict[str, Any] | None) -> dict[str, object]:
