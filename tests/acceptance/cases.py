@@ -42,7 +42,7 @@ LONG = {
     "random_eviction": "kv_budget=0.995",
     "kv2": "residual=240",
 }
-SHORT = {"edge": {"sliding_window": "window=108"}, "longctx": LONG}
+SHORT = {"edge": {"sliding_window": "window=124"}, "longctx": LONG}
 
 
 def good_knobs(case: Case, profile: str) -> str:
