@@ -11,6 +11,7 @@ Positions
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import math
 import re
@@ -201,9 +202,27 @@ def parse_benchmark(node: Node) -> dict[str, object]:
 
 
 def _named_files(folder: Path) -> dict[str, str]:
-    """Return the digest of every file that a YAML task of `folder` names by its path: what a task reads is part of the plan."""
+    """Return the digest of every file that a YAML task of `folder` names: what a task reads is part of the plan.
+
+    Named is a file by its path, several by a pattern (``data/*.jsonl``), all of a folder by the folder's (``./data``, or any
+    word behind ``data_dir:``). A folder that holds the working directory is none of data.
+    """
     texts = [p.read_text(encoding="utf-8", errors="replace") for p in sorted(folder.rglob("*.y*ml"))]
     words = {word for text in texts for word in re.findall(r"[^\s'\"{}\[\],]+", text) if "/" in word or "." in word}
-    return {
-        word: digest_file(Path(word)) for word in sorted(words) if len(word) < _LONGEST_PATH and Path(word).is_file()
-    }
+    folders = {word for text in texts for word in re.findall(r"data_dir:\s*['\"]?([^\s'\"{}\[\],]+)", text)}
+    files = {file for word in words | folders if len(word) < _LONGEST_PATH for file in _behind(word, word in folders)}
+    return {str(file): digest_file(file) for file in sorted(files)}
+
+
+def _behind(word: str, is_folder: bool) -> list[Path]:
+    path = Path(word)
+    if path.is_file():
+        return [path]
+    first, star, _ = word.partition("*")
+    if star:
+        below = "/" in first and bool(first.strip("/."))  # else prose with stars would walk through everything here
+        found = glob.glob(word, recursive=below)  # noqa: PTH207 (a Path refuses absolute patterns and ``**text``)
+        return [Path(name) for name in found if Path(name).is_file()]
+    if (is_folder or "/" in word) and path.is_dir() and not Path.cwd().is_relative_to(path.resolve()):
+        return [file for file in path.rglob("*") if file.is_file()]
+    return []

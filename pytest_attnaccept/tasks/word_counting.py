@@ -29,7 +29,7 @@ RANGES: Final[dict[str, Allowed]] = {
     "k": Range(low=1, high=20),
     "often": Range(low=2, high=10_000),
     "rarely": Range(low=1, high=lambda p: p["often"] - 1),
-    "alpha": Range(low=1.0, high=4.0),
+    "alpha": Range(low=1.0, high=4.0),  # 1 too: the vocabulary is finite, so the weights have a sum
     "filler": FILLERS,
 }
 _MASK, _RANKS, _VOCABULARY = "xxx", 3, 40

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_attnaccept import profile_checks
 from pytest_attnaccept.errors import SchemaError, UnknownNameError, UsageError
-from pytest_attnaccept.profile_checks import MOST_CONTEXTS, check_id
+from pytest_attnaccept.profile_checks import MOST_CONTEXTS, _named_files, check_id
 from pytest_attnaccept.profiles import load_profile, parse_profile
 from pytest_attnaccept.protocol import StackEntry, not_gated_yet, required_depth
 from pytest_attnaccept.registry import Registry
@@ -265,6 +265,33 @@ def test_another_data_file_of_a_task_is_another_plan(tmp_path):
     assert depth(text, folder=tmp_path)["benchmark-a"] == before
     data.write_text('{"harder": true}\n', encoding="utf-8")
     assert depth(text, folder=tmp_path)["benchmark-a"]["content"] != before["content"]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "data_files: data/*.jsonl",
+        "data_files: ./dat*/x.jsonl",
+        "data_files: data/**/*.jsonl",
+        "data_dir: data",
+        "data_dir: ./data",
+        "x: data/",
+    ],
+)
+def test_data_that_a_pattern_or_a_folder_names_are_part_of_the_plan(tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "tasks" / "a.yaml").write_text(
+        f"task: a\ndataset_kwargs: {{{named}}}\nx: ./ .. / **/x **bold.** and/or\n", "utf-8"
+    )
+    (tmp_path / "data" / "x.jsonl").write_text("1", encoding="utf-8")
+    (tmp_path / "other.txt").write_text("1", encoding="utf-8")
+    before = _named_files(tmp_path / "tasks")
+    (tmp_path / "other.txt").write_text("2", encoding="utf-8")
+    assert _named_files(tmp_path / "tasks") == before
+    (tmp_path / "data" / "x.jsonl").write_text("2", encoding="utf-8")
+    assert _named_files(tmp_path / "tasks") != before
 
 
 def test_families_of_other_packages_name_the_module_that_makes_them(monkeypatch):
